@@ -1,0 +1,202 @@
+//! The state of one group (protocol 1, 2, 3).
+
+use std::collections::BTreeMap;
+
+use rsc_protocol::admin::{GroupResponse, GroupState};
+use rsc_protocol::routing::ProducerRouting;
+use rsc_protocol::{GroupKey, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::member::Member;
+use crate::shards::ShardSet;
+
+/// The cache lease that a record without `maxRoutingCacheTtlMs` may have handed out: the protocol's default.
+pub const ASSUMED_ROUTING_CACHE_TTL_MS: u64 = 30_000;
+
+/// Everything that is recorded about one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Which group.
+    pub key: GroupKey,
+    /// Structural writes of the Redis key so far.
+    pub store_revision: u64,
+    /// +1 whenever membership or the shard set changes.
+    pub group_epoch: u64,
+    /// The group epoch for which the target was computed.
+    pub assignment_epoch: u64,
+    /// +1 on every transition a client can observe.
+    pub metadata_version: u64,
+    /// Drawn anew with each `metadata_version`; empty in a record of another implementation.
+    pub metadata_token: String,
+    /// The group's state as last derived.
+    pub state: GroupState,
+    /// The count producers route with.
+    pub shard_count: u32,
+    /// Every member that is remembered, by id.
+    pub members: BTreeMap<String, Member>,
+    /// Who should own what, for each assignable member.
+    pub targets: BTreeMap<String, ShardSet>,
+    /// Shards that somebody outside the accepted membership may still be reading (protocol 4.3).
+    pub holds: Vec<Hold>,
+    /// The last fencing token drawn for each shard.
+    pub fencing_tokens: BTreeMap<u32, u64>,
+    /// The shards' streams have not all been created yet; nobody is admitted before.
+    pub provisioning_pending: bool,
+    /// The longest routing cache lease that may have been handed out, in milliseconds (protocol 7).
+    pub max_routing_cache_ttl_ms: u64,
+    /// Migrations by id; not interpreted in this version (protocol 6).
+    pub migrations: serde_json::Map<String, serde_json::Value>,
+    /// The running migration.
+    pub active_resharding_id: Option<String>,
+    /// The running correction round; not interpreted in this version (protocol 5).
+    pub metadata_correction: Option<serde_json::Value>,
+    /// When the group was created.
+    pub created_at: Timestamp,
+    /// When the record was last written; time never runs behind it.
+    pub updated_at: Timestamp,
+    /// Fields of other implementations, kept as they are.
+    pub unknown: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Blocks new grants of one shard while somebody may still be reading it (protocol 4.3).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hold {
+    /// The shard.
+    pub shard_index: u32,
+    /// The member whose incarnation may be reading.
+    pub member_id: String,
+    /// Which incarnation; `None` for a client that sends no `instanceId`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
+    /// The last sequence applied from it; only a newer message lifts the hold early.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<u64>,
+    /// Why it was set.
+    pub cause: HoldCause,
+    /// When it ends: the party's lease end, at most one lease away.
+    pub until: Timestamp,
+}
+
+/// Why a hold was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum HoldCause {
+    /// The member was fenced by the ownership check.
+    OwnershipViolation,
+    /// The member was fenced by the rebalance timeout.
+    RebalanceTimeout,
+    /// Another incarnation took the member's place.
+    Superseded,
+}
+
+impl Group {
+    /// Every shard that consumers read (protocol 6). Larger than what producers route to only while a
+    /// migration of another implementation is in the record: its target's shards stay in the set.
+    #[must_use]
+    pub fn read_set(&self) -> std::ops::Range<u32> {
+        let beyond = match self.active_resharding_id {
+            Some(_) => self.targets.values().filter_map(ShardSet::last).max().map_or(0, |last| last + 1),
+            None => 0,
+        };
+        0..self.shard_count.max(beyond)
+    }
+
+    /// The live members, by id.
+    pub fn live_members(&self) -> impl Iterator<Item = (&String, &Member)> {
+        self.members.iter().filter(|(_, member)| member.is_live())
+    }
+
+    /// The target of a member; empty when it has none.
+    #[must_use]
+    pub fn target(&self, member_id: &str) -> ShardSet {
+        self.targets.get(member_id).cloned().unwrap_or_default()
+    }
+
+    /// Which live member holds each shard, if one does. With a valid record there is at most one.
+    #[must_use]
+    pub fn holders(&self) -> BTreeMap<u32, &str> {
+        self.live_members()
+            .flat_map(|(id, member)| member.holding().iter().map(|shard| (shard, id.as_str())).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Whether a hold that has not ended at `now` blocks new grants of `shard`.
+    #[must_use]
+    pub fn is_on_hold(&self, shard: u32, now: Timestamp) -> bool {
+        self.holds.iter().any(|hold| hold.shard_index == shard && hold.until > now)
+    }
+
+    /// The state that members, target and holdings amount to (protocol 3). `STABLE` means: every live member
+    /// reports exactly its target, and nothing else is granted or being drained.
+    #[must_use]
+    pub fn derived_state(&self) -> GroupState {
+        if self.live_members().next().is_none() {
+            return GroupState::Empty;
+        }
+        if self.assignment_epoch < self.group_epoch {
+            return GroupState::Assigning;
+        }
+        let converged = self.live_members().all(|(id, member)| {
+            let target = self.target(id);
+            member.current == target && member.holding() == target && member.revoking.is_empty()
+        });
+        if converged { GroupState::Stable } else { GroupState::Reconciling }
+    }
+
+    /// The earliest instant at which time alone changes something: a lease, rebalance deadline, hold or
+    /// retention ends. `None`: nothing ever will.
+    #[must_use]
+    pub fn next_deadline(&self, stale_member_retention_ms: u64) -> Option<Timestamp> {
+        let retention = crate::settings::millis(stale_member_retention_ms);
+        let of_members = self.members.values().filter_map(|member| {
+            if member.is_live() {
+                let lease = member.live.member_lease_expires_at;
+                Some(member.rebalance_deadline_at.map_or(lease, |deadline| deadline.min(lease)))
+            } else {
+                member.terminated_at.map(|at| at.plus(retention))
+            }
+        });
+        of_members.chain(self.holds.iter().map(|hold| hold.until)).min()
+    }
+
+    /// What producers are told (protocol 7); `cache_ttl_ms` is cut to what the record allows.
+    #[must_use]
+    pub fn routing(&self, cache_ttl_ms: u64) -> ProducerRouting {
+        ProducerRouting::new(
+            &self.key,
+            self.shard_count,
+            self.metadata_version,
+            &self.metadata_token,
+            cache_ttl_ms.min(self.max_routing_cache_ttl_ms),
+        )
+    }
+
+    /// The group at a glance (protocol 8).
+    #[must_use]
+    pub fn response(&self) -> GroupResponse {
+        let count = |members: &mut dyn Iterator<Item = (&String, usize)>| {
+            members.map(|(id, shards)| (id.clone(), shards)).collect::<BTreeMap<_, _>>()
+        };
+        GroupResponse {
+            stream_prefix: self.key.stream_prefix().to_owned(),
+            consumer_group: self.key.consumer_group().to_owned(),
+            state: self.state,
+            group_epoch: self.group_epoch,
+            assignment_epoch: self.assignment_epoch,
+            metadata_version: self.metadata_version,
+            shard_count: self.shard_count,
+            active_migration: self.active_resharding_id.clone(),
+            target_assignment_summary: count(&mut self.targets.iter().map(|(id, set)| (id, set.len()))),
+            current_assignment_summary: count(&mut self.live_members().map(|(id, m)| (id, m.current.len()))),
+            metadata_token: self.metadata_token.clone(),
+            store_revision: self.store_revision,
+            live_members: self.live_members().count(),
+            healthy: true,
+            error_code: None,
+            message: None,
+            created_at: self.created_at,
+            updated_at: self.updated_at,
+        }
+    }
+}

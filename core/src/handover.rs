@@ -1,0 +1,169 @@
+//! Handing a shard over: target, grants, the drain's clock (protocol 4.2).
+
+use rsc_protocol::AssignedShard;
+use rsc_protocol::Timestamp;
+
+use crate::assignment;
+use crate::group::Group;
+use crate::member::Grant;
+use crate::settings::millis;
+use crate::shards::ShardSet;
+use crate::turn::{Transition, Turn, ranges};
+
+/// Whether `shard` could be granted to `id` now: its target, held by nobody else, not on hold.
+pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
+    turn.context.may_grant
+        && turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
+        && !turn.group.is_on_hold(shard, turn.now)
+        && !turn.is_held_by_another(id, shard)
+}
+
+/// Rule 4.1.11: computes the target anew if membership or the shard set changed, or if the record's is none
+/// that this protocol could have made.
+pub(crate) fn reconcile(turn: &mut Turn<'_>) {
+    if turn.membership_changed || !covers(&turn.group) {
+        recompute(turn);
+    }
+}
+
+/// Whether the target names every shard of the read set once and only assignable members, each of them.
+fn covers(group: &Group) -> bool {
+    let assignable = group.members.iter().filter(|(_, member)| member.state.is_assignable());
+    let (mut members, mut shards) = (0, 0);
+    for (id, _) in assignable {
+        let Some(target) = group.targets.get(id) else { return false };
+        members += 1;
+        shards += target.len();
+    }
+    group.targets.len() == members && (members == 0 || shards == group.read_set().len())
+}
+
+fn recompute(turn: &mut Turn<'_>) {
+    let group = &turn.group;
+    let members: Vec<&str> = group
+        .members
+        .iter()
+        .filter(|(_, member)| member.state.is_assignable())
+        .map(|(id, _)| id.as_str())
+        .collect();
+    let targets = assignment::assign(&group.targets, &members, group.read_set());
+    let members = members.len();
+    if !turn.membership_changed && targets != group.targets {
+        turn.change_membership();
+    }
+    if targets != turn.group.targets {
+        let moved = targets
+            .iter()
+            .map(|(id, target)| match turn.group.targets.get(id) {
+                Some(before) => target.minus(before).len(),
+                None => target.len(),
+            })
+            .sum();
+        turn.move_version();
+        turn.note(Transition::TargetChanged { moved, members });
+        turn.group.targets = targets;
+    }
+    if turn.group.assignment_epoch != turn.group.group_epoch {
+        turn.move_version();
+        turn.group.assignment_epoch = turn.group.group_epoch;
+    }
+}
+
+/// What one member may read now and what it still waits for.
+pub(crate) struct Entitlement {
+    pub(crate) assigned: Vec<AssignedShard>,
+    pub(crate) pending: ShardSet,
+    pub(crate) revoking: ShardSet,
+}
+
+/// Grants `id` what is its target and nobody else's, and marks what this answer leaves out. Called exactly
+/// for an answer that the member will act upon.
+pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
+    let none = || Entitlement { assigned: Vec::new(), pending: ShardSet::new(), revoking: ShardSet::new() };
+    let Some(member) = turn.member(id) else { return none() };
+    let target = turn.group.target(id);
+    let revoking = member.holding().minus(&target);
+    let (mut assigned, mut pending, mut granted) = (ShardSet::new(), ShardSet::new(), ShardSet::new());
+    for shard in target.iter() {
+        let grant = member.granted.get(&shard);
+        let is_reading = member.current.contains(shard) && grant.is_none();
+        // An entry that an answer has left out since is granted anew: the member was told to drain it.
+        let (allowed, anew) = match grant {
+            Some(grant) if !grant.left_out => (true, false),
+            Some(_) => (turn.context.may_grant, true),
+            None if is_reading || member.holds(shard) => (true, true),
+            None => (is_grantable(turn, id, shard), true),
+        };
+        if !allowed {
+            pending.insert(shard);
+            continue;
+        }
+        assigned.insert(shard);
+        if anew {
+            granted.insert(shard);
+        }
+    }
+    let left_out = member
+        .granted
+        .iter()
+        .any(|(shard, grant)| !assigned.contains(*shard) && !grant.left_out);
+    if !granted.is_empty() {
+        record_grants(turn, id, &granted);
+    }
+    if left_out && let Some(member) = turn.change(id) {
+        for (shard, grant) in &mut member.granted {
+            grant.left_out |= !assigned.contains(*shard);
+        }
+    }
+    let tokens = &turn.group.fencing_tokens;
+    let assigned = assigned
+        .iter()
+        .map(|shard_index| AssignedShard { shard_index, fencing_token: tokens.get(&shard_index).copied() })
+        .collect();
+    Entitlement { assigned, pending, revoking }
+}
+
+fn record_grants(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) {
+    turn.move_version();
+    let (metadata_version, now) = (turn.group.metadata_version, turn.now);
+    for shard in shards.iter() {
+        draw_fencing_token(&mut turn.group, shard, now);
+    }
+    if let Some(member) = turn.change(id) {
+        let grant = Grant { metadata_version, left_out: false };
+        member.granted.extend(shards.iter().map(|shard| (shard, grant)));
+    }
+    turn.counts.grants += u64::try_from(shards.len()).unwrap_or(u64::MAX);
+    turn.note(Transition::Granted { member_id: id.to_owned(), shards: ranges(shards) });
+}
+
+/// max(previous + 1, Redis time in ms), so that it grows even where the record lost the previous one
+/// (protocol 4).
+fn draw_fencing_token(group: &mut Group, shard: u32, now: Timestamp) {
+    let at_least = u64::try_from(now.as_millis()).unwrap_or(0);
+    let token = group.fencing_tokens.get(&shard).map_or(at_least, |previous| at_least.max(previous + 1));
+    group.fencing_tokens.insert(shard, token);
+}
+
+/// Starts the drain's clock of each live member the moment it holds something beyond its target, and stops
+/// it when it no longer does; a newer target does not restart it (protocol 4.2).
+pub(crate) fn update_deadlines(turn: &mut Turn<'_>) {
+    let now = turn.now;
+    let targets = &turn.group.targets;
+    for (id, member) in &mut turn.group.members {
+        let target = targets.get(id);
+        let holds_more = member.is_live()
+            && member
+                .current
+                .iter()
+                .chain(member.granted.keys().copied())
+                .chain(member.revoking.keys().copied())
+                .any(|shard| !target.is_some_and(|target| target.contains(shard)));
+        if !holds_more {
+            member.rebalance_deadline_at = None;
+        } else if member.rebalance_deadline_at.is_none() {
+            let allowed = member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms);
+            member.rebalance_deadline_at = Some(now.plus(millis(allowed)));
+        }
+    }
+}

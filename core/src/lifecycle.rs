@@ -1,0 +1,96 @@
+//! Creating and deleting a group (protocol 3). Only an operator does either.
+
+use std::collections::BTreeMap;
+
+use rsc_protocol::admin::GroupState;
+use rsc_protocol::{ErrorCode, GroupKey, Timestamp};
+
+use crate::decide::{history_entry, structural};
+use crate::group::Group;
+use crate::settings::Settings;
+use crate::turn::Transition;
+use crate::write::{Stamp, Tombstone, Write};
+
+/// A group that nobody has joined, and the write that claims its key.
+#[derive(Clone, Debug)]
+pub struct Creation {
+    /// The group as it will be recorded.
+    pub group: Group,
+    /// What to record.
+    pub write: Write,
+}
+
+/// A new group of `shard_count` shards, starting above what a deleted one of the same name had reached, so
+/// that nobody's memory of the old one looks newer. Its streams are still to be created: it admits nobody
+/// until [`crate::Command::Provisioned`].
+#[must_use]
+pub fn create(
+    key: &GroupKey,
+    shard_count: u32,
+    now: Timestamp,
+    metadata_token: &str,
+    tombstone: Option<&Tombstone>,
+    settings: &Settings,
+) -> Creation {
+    let reached = tombstone.cloned().unwrap_or_default();
+    let group = Group {
+        key: key.clone(),
+        store_revision: reached.store_revision + 1,
+        group_epoch: reached.group_epoch + 1,
+        assignment_epoch: reached.group_epoch + 1,
+        metadata_version: reached.metadata_version + 1,
+        metadata_token: metadata_token.to_owned(),
+        state: GroupState::Empty,
+        shard_count,
+        members: BTreeMap::new(),
+        targets: BTreeMap::new(),
+        holds: Vec::new(),
+        fencing_tokens: BTreeMap::new(),
+        provisioning_pending: true,
+        max_routing_cache_ttl_ms: settings.routing_cache_ttl_ms,
+        migrations: serde_json::Map::new(),
+        active_resharding_id: None,
+        metadata_correction: None,
+        created_at: now.max(reached.deleted_at),
+        updated_at: now.max(reached.deleted_at),
+        unknown: serde_json::Map::new(),
+    };
+    let created = Transition::GroupCreated { shard_count };
+    let write = Write {
+        kind: structural(&group),
+        live: Vec::new(),
+        removed_live: Vec::new(),
+        updated_at: group.updated_at,
+        history: Some(history_entry(&group, &[created])),
+    };
+    Creation { group, write }
+}
+
+/// Whether a group may be deleted, and what remains of it.
+///
+/// # Errors
+/// `GROUP_HAS_ACTIVE_MEMBERS` while members are live, unless forced.
+pub fn delete(
+    group: &Group,
+    stamp: &Stamp,
+    now: Timestamp,
+    force: bool,
+) -> Result<Tombstone, (ErrorCode, String)> {
+    let live = group.live_members().count();
+    if live > 0 && !force {
+        let message = format!(
+            "group {} has {live} live members: stop them first, or delete with \"force\": true",
+            group.key
+        );
+        return Err((ErrorCode::GroupHasActiveMembers, message));
+    }
+    Ok(Tombstone {
+        stream_prefix: group.key.stream_prefix().to_owned(),
+        consumer_group: group.key.consumer_group().to_owned(),
+        group_epoch: group.group_epoch,
+        metadata_version: group.metadata_version,
+        store_revision: group.store_revision,
+        live_revision: stamp.live_revision,
+        deleted_at: now.max(group.updated_at),
+    })
+}

@@ -1,0 +1,73 @@
+//! What time alone does (protocol 4.1 rule 1).
+
+use rsc_protocol::admin::MemberState;
+
+use crate::group::HoldCause;
+use crate::member::{Member, Termination};
+use crate::settings::millis;
+use crate::turn::Turn;
+use crate::{holds, membership};
+
+/// Expires live members whose lease is over, fences stuck drainers, prunes old terminal members, unless this
+/// instance has been out of service; keeps the recorded routing lease true (protocol 7).
+pub(crate) fn run(turn: &mut Turn<'_>) {
+    if turn.context.may_expire {
+        expire(turn);
+        fence_stuck_drainers(turn);
+        prune(turn);
+    }
+    holds::drop_ended(turn);
+    keep_routing_lease(turn);
+}
+
+fn members_where(turn: &Turn<'_>, due: impl Fn(&Member) -> bool) -> Vec<String> {
+    turn.group.members.iter().filter(|(_, member)| due(member)).map(|(id, _)| id.clone()).collect()
+}
+
+/// A leaver that falls silent expires too: it must not block its shards until the rebalance timeout.
+fn expire(turn: &mut Turn<'_>) {
+    let now = turn.now;
+    for id in members_where(turn, |member| member.is_live() && member.live.member_lease_expires_at <= now) {
+        membership::terminate(turn, &id, MemberState::Expired, Termination::LeaseExpired);
+        turn.counts.leases_expired += 1;
+    }
+}
+
+/// Protocol 4.2: who drains for too long is fenced, and **all** it holds goes on hold until its lease would
+/// have run out: it may still be reading the shards it was entitled to.
+fn fence_stuck_drainers(turn: &mut Turn<'_>) {
+    let now = turn.now;
+    let stuck =
+        members_where(turn, |member| member.is_live() && member.rebalance_deadline_at.is_some_and(|at| at <= now));
+    for id in stuck {
+        let held = turn.member(&id).map(Member::holding).unwrap_or_default();
+        holds::set(turn, &id, &held, HoldCause::RebalanceTimeout, None);
+        membership::terminate(turn, &id, MemberState::Fenced, Termination::RebalanceTimeout);
+        turn.counts.rebalance_timeouts += 1;
+    }
+}
+
+fn prune(turn: &mut Turn<'_>) {
+    let retention = millis(turn.context.settings.stale_member_retention_ms);
+    let now = turn.now;
+    let over = members_where(turn, |member| {
+        !member.is_live() && member.terminated_at.is_none_or(|at| now.since(at) >= retention)
+    });
+    for id in over {
+        turn.group.members.remove(&id);
+        turn.touched.remove(&id);
+        turn.removed.push(id);
+        turn.structural = true;
+    }
+}
+
+/// Raises the recorded routing lease before a longer one is handed out, and lowers it only once the longest
+/// one that may be out has run out (protocol 7).
+fn keep_routing_lease(turn: &mut Turn<'_>) {
+    let (used, recorded) = (turn.context.settings.routing_cache_ttl_ms, turn.group.max_routing_cache_ttl_ms);
+    let may_lower = turn.context.routing_ttl_age_ms > recorded;
+    if used > recorded || (used < recorded && may_lower) {
+        turn.group.max_routing_cache_ttl_ms = used;
+        turn.structural = true;
+    }
+}

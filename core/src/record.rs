@@ -1,0 +1,544 @@
+//! The aggregate and the live fields as JSON, and every check of a load (protocol 2).
+//!
+//! What another implementation of the protocol writes (schema 1, none of our additions) loads; fields
+//! nobody here knows are kept.
+
+use std::collections::BTreeMap;
+
+use rsc_protocol::admin::MemberState;
+use rsc_protocol::keys::Keys;
+use rsc_protocol::{GroupKey, LAYOUT_VERSION, RevokingState, SCHEMA_VERSION, Timestamp};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Group, Hold};
+use crate::member::{Grant, Live, Member, Revoking, Superseded, Termination};
+use crate::settings::{Settings, millis};
+use crate::shards::ShardSet;
+use crate::write::{RawFields, Stamp};
+
+/// The prefix of live fields in the hash.
+pub const LIVE_FIELD_PREFIX: &str = "live:";
+
+/// Why a stored record is not used. Nothing that fails here is ever overwritten (protocol 2).
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LoadError {
+    /// The record is the healthy one of the pair that gives the same key name.
+    #[error("the redis key belongs to the group ({stream_prefix}, {consumer_group}), whose names give the same key")]
+    Collision {
+        /// That group's stream prefix.
+        stream_prefix: String,
+        /// That group's consumer group.
+        consumer_group: String,
+    },
+    /// The record names a pair that does not belong under this key at all.
+    #[error("the record names the group ({stream_prefix}, {consumer_group}), which does not belong under this key")]
+    Foreign {
+        /// The stream prefix found.
+        stream_prefix: String,
+        /// The consumer group found.
+        consumer_group: String,
+    },
+    /// Schema newer than this version reads.
+    #[error("schemaVersion {found} is not supported, this version reads {SCHEMA_VERSION}: upgrade the coordinator")]
+    Schema {
+        /// What the record says.
+        found: String,
+    },
+    /// Layout newer than this version reads.
+    #[error("layoutVersion {found} is not supported, this version reads up to {LAYOUT_VERSION}: upgrade the coordinator")]
+    Layout {
+        /// What the record says.
+        found: String,
+    },
+    /// Field `revision` and the aggregate's `storeRevision` differ.
+    #[error("field revision is {revision} but the aggregate's storeRevision is {store_revision}")]
+    RevisionMismatch {
+        /// The hash field.
+        revision: u64,
+        /// The aggregate's.
+        store_revision: u64,
+    },
+    /// A hash field is absent or no number.
+    #[error("field {field} is {problem}")]
+    Field {
+        /// The hash field.
+        field: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The aggregate is not the JSON it should be.
+    #[error("the aggregate cannot be read: {0}")]
+    Aggregate(String),
+}
+
+/// A record that passed every check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// The group, live fields merged in.
+    pub group: Group,
+    /// What identifies the stored state.
+    pub stamp: Stamp,
+    /// Live fields without a member or that could not be read; the next structural commit removes them.
+    pub stray_live: Vec<String>,
+}
+
+fn text<'a>(fields: &'a RawFields, field: &'static str) -> Result<Option<&'a str>, LoadError> {
+    let Some(bytes) = fields.get(field) else { return Ok(None) };
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| LoadError::Field { field, problem: "not UTF-8".to_owned() })?;
+    Ok(Some(text))
+}
+
+fn number(fields: &RawFields, field: &'static str) -> Result<Option<u64>, LoadError> {
+    let Some(text) = text(fields, field)? else { return Ok(None) };
+    let problem = || LoadError::Field { field, problem: "not a whole number".to_owned() };
+    text.trim().parse().map(Some).map_err(|_| problem())
+}
+
+/// Reads the stamp of a hash: what the compare-and-set of the next commit will expect.
+///
+/// # Errors
+/// When `revision` is absent or one of the numbers is none.
+pub fn stamp(fields: &RawFields) -> Result<Stamp, LoadError> {
+    Ok(Stamp {
+        revision: number(fields, "revision")?
+            .ok_or(LoadError::Field { field: "revision", problem: "absent".to_owned() })?,
+        live_revision: number(fields, "liveRevision")?.unwrap_or(0),
+        write_id: text(fields, "writeId")?.unwrap_or_default().to_owned(),
+    })
+}
+
+/// Verifies and reads a stored hash as the record of `group` (protocol 2, *On load, verify*).
+///
+/// # Errors
+/// The first check that fails; the record must then not be written over.
+pub fn load(group: &GroupKey, fields: &RawFields, settings: &Settings) -> Result<Loaded, LoadError> {
+    if let Some(schema) = text(fields, "schemaVersion")?
+        && schema.trim() != SCHEMA_VERSION.to_string()
+    {
+        return Err(LoadError::Schema { found: schema.to_owned() });
+    }
+    match number(fields, "layoutVersion") {
+        Ok(Some(layout)) if layout > LAYOUT_VERSION => {
+            return Err(LoadError::Layout { found: layout.to_string() });
+        }
+        Ok(_) => {}
+        Err(error) => return Err(error),
+    }
+    let aggregate = text(fields, "aggregate")?
+        .ok_or(LoadError::Field { field: "aggregate", problem: "absent".to_owned() })?;
+    // The schema first: a newer one may well not parse as ours.
+    let header: Header =
+        serde_json::from_str(aggregate).map_err(|error| LoadError::Aggregate(error.to_string()))?;
+    if header.schema_version != SCHEMA_VERSION {
+        return Err(LoadError::Schema { found: header.schema_version.to_string() });
+    }
+    check_pair(group, &header)?;
+    let stamp = stamp(fields)?;
+    let record: GroupRecord =
+        serde_json::from_str(aggregate).map_err(|error| LoadError::Aggregate(error.to_string()))?;
+    if record.store_revision != stamp.revision {
+        let (revision, store_revision) = (stamp.revision, record.store_revision);
+        return Err(LoadError::RevisionMismatch { revision, store_revision });
+    }
+    let mut group = record.into_group(group.clone(), settings)?;
+    // A lease-only commit moves the hash's `updatedAt`, which time must not run behind (protocol 2).
+    if let Some(updated_at) = text(fields, "updatedAt")?
+        && let Ok(updated_at) = serde_json::from_value::<Timestamp>(Value::String(updated_at.to_owned()))
+    {
+        group.updated_at = group.updated_at.max(updated_at);
+    }
+    let stray_live = merge_live(&mut group, fields);
+    Ok(Loaded { group, stamp, stray_live })
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    stream_prefix: String,
+    consumer_group: String,
+    schema_version: u64,
+}
+
+fn check_pair(group: &GroupKey, header: &Header) -> Result<(), LoadError> {
+    let (stream_prefix, consumer_group) = (header.stream_prefix.clone(), header.consumer_group.clone());
+    if stream_prefix == group.stream_prefix() && consumer_group == group.consumer_group() {
+        return Ok(());
+    }
+    let keys = Keys::default();
+    match GroupKey::new(stream_prefix.as_str(), consumer_group.as_str()) {
+        Ok(other) if keys.metadata(&other) == keys.metadata(group) => {
+            Err(LoadError::Collision { stream_prefix, consumer_group })
+        }
+        _ => Err(LoadError::Foreign { stream_prefix, consumer_group }),
+    }
+}
+
+/// Merges `live:<memberId>` fields into the members: the newer lease and the higher epochs win; a field
+/// that speaks of an earlier incarnation contributes its lease only.
+fn merge_live(group: &mut Group, fields: &RawFields) -> Vec<String> {
+    let mut stray = Vec::new();
+    for (field, value) in fields {
+        let Some(member_id) = field.strip_prefix(LIVE_FIELD_PREFIX) else { continue };
+        let live = serde_json::from_slice::<Live>(value).ok();
+        match (group.members.get_mut(member_id), live) {
+            (Some(member), Some(live)) => merge_one(&mut member.live, live),
+            _ => stray.push(member_id.to_owned()),
+        }
+    }
+    stray
+}
+
+fn merge_one(recorded: &mut Live, found: Live) {
+    let lease = recorded.member_lease_expires_at.max(found.member_lease_expires_at);
+    if found.member_epoch < recorded.confirmed_member_epoch {
+        recorded.member_lease_expires_at = lease;
+        return;
+    }
+    let member_epoch = recorded.member_epoch.max(found.member_epoch);
+    let confirmed = recorded.confirmed_member_epoch.max(found.confirmed_member_epoch);
+    let sequence = recorded.sequence.max(found.sequence);
+    if found.last_heartbeat_at >= recorded.last_heartbeat_at {
+        *recorded = found;
+    }
+    recorded.member_lease_expires_at = lease;
+    recorded.member_epoch = member_epoch;
+    recorded.confirmed_member_epoch = confirmed;
+    recorded.sequence = sequence;
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct GroupRecord {
+    stream_prefix: String,
+    consumer_group: String,
+    schema_version: u64,
+    store_revision: u64,
+    group_epoch: u64,
+    metadata_version: u64,
+    #[serde(default, deserialize_with = "null_is_default")]
+    metadata_token: String,
+    assignment_epoch: u64,
+    #[serde(default, deserialize_with = "derived")]
+    state: rsc_protocol::admin::GroupState,
+    shard_count: u32,
+    #[serde(default, deserialize_with = "null_is_default")]
+    members: BTreeMap<String, MemberRecord>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    target_assignments: BTreeMap<String, ShardSet>,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    holds: Vec<Hold>,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    fencing_tokens: Vec<TokenRecord>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    provisioning_pending: bool,
+    #[serde(default)]
+    max_routing_cache_ttl_ms: Option<u64>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    migrations: Map<String, Value>,
+    #[serde(default)]
+    active_resharding_id: Option<String>,
+    #[serde(default)]
+    metadata_correction: Option<Value>,
+    #[serde(default)]
+    created_at: Option<Timestamp>,
+    #[serde(default)]
+    updated_at: Option<Timestamp>,
+    #[serde(flatten)]
+    unknown: Map<String, Value>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TokenRecord {
+    shard_index: u32,
+    token: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MemberRecord {
+    #[serde(default)]
+    member_id: String,
+    #[serde(default)]
+    member_name: Option<String>,
+    state: MemberState,
+    member_epoch: u64,
+    #[serde(default)]
+    confirmed_member_epoch: Option<u64>,
+    #[serde(default)]
+    metadata_version: Option<u64>,
+    #[serde(default)]
+    runtime_max_concurrency: Option<u32>,
+    #[serde(default)]
+    active_consumer_workers: Option<u32>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    current_assignment: ShardSet,
+    #[serde(default)]
+    granted_assignment: Option<Vec<GrantRecord>>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    revoking: Vec<RevokingRecord>,
+    #[serde(default)]
+    last_heartbeat_at: Option<Timestamp>,
+    #[serde(default)]
+    member_lease_expires_at: Option<Timestamp>,
+    #[serde(default)]
+    member_lease_ttl_ms: Option<u64>,
+    #[serde(default)]
+    rebalance_timeout_ms: Option<u64>,
+    #[serde(default)]
+    rebalance_deadline_at: Option<Timestamp>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    shard_progress: Vec<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    instance_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sequence: Option<u64>,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    superseded: Vec<Superseded>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    join_request_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    join_metadata_version: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    heard: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reported_ownership: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    terminated_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    termination: Option<Termination>,
+    #[serde(flatten)]
+    unknown: Map<String, Value>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct GrantRecord {
+    shard_index: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metadata_version: Option<u64>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    left_out: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RevokingRecord {
+    shard: rsc_protocol::ShardRef,
+    state: RevokingState,
+    #[serde(default)]
+    in_flight: u64,
+}
+
+fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(input: D) -> Result<T, D::Error> {
+    Ok(Option::<T>::deserialize(input)?.unwrap_or_default())
+}
+
+/// The group's state follows from members, target and holdings; what the record says is not asked.
+fn derived<'de, D: Deserializer<'de>>(input: D) -> Result<rsc_protocol::admin::GroupState, D::Error> {
+    serde::de::IgnoredAny::deserialize(input).map(|_| rsc_protocol::admin::GroupState::default())
+}
+
+impl GroupRecord {
+    fn into_group(self, key: GroupKey, settings: &Settings) -> Result<Group, LoadError> {
+        let updated_at = self.updated_at.unwrap_or_default();
+        let mut group = Group {
+            key,
+            store_revision: self.store_revision,
+            group_epoch: self.group_epoch,
+            assignment_epoch: self.assignment_epoch,
+            metadata_version: self.metadata_version,
+            metadata_token: self.metadata_token,
+            state: self.state,
+            shard_count: self.shard_count,
+            members: BTreeMap::new(),
+            targets: self.target_assignments,
+            holds: self.holds,
+            fencing_tokens: self.fencing_tokens.into_iter().map(|row| (row.shard_index, row.token)).collect(),
+            provisioning_pending: self.provisioning_pending,
+            max_routing_cache_ttl_ms: self.max_routing_cache_ttl_ms.unwrap_or(ASSUMED_ROUTING_CACHE_TTL_MS),
+            migrations: self.migrations,
+            active_resharding_id: self.active_resharding_id,
+            metadata_correction: self.metadata_correction.filter(|round| !round.is_null()),
+            created_at: self.created_at.unwrap_or(updated_at),
+            updated_at,
+            unknown: self.unknown,
+        };
+        // The members' map key is the id; who disagrees with it inside is not a record we understand.
+        let mut without_grants = Vec::new();
+        for (id, record) in self.members {
+            if !record.member_id.is_empty() && record.member_id != id {
+                return Err(LoadError::Aggregate(format!("member {id} calls itself {}", record.member_id)));
+            }
+            if record.granted_assignment.is_none() && record.state.is_live() {
+                without_grants.push(id.clone());
+            }
+            group.members.insert(id, record.into_member(&group, settings));
+        }
+        assume_grants(&mut group, &without_grants);
+        group.state = group.derived_state();
+        Ok(group)
+    }
+}
+
+/// A record without *granted*: whatever its writer may have allowed counts as granted, as old as the
+/// aggregate. That is the target, as far as nobody else holds it.
+fn assume_grants(group: &mut Group, members: &[String]) {
+    for id in members {
+        let held_elsewhere: ShardSet = group
+            .live_members()
+            .filter(|(other, _)| *other != id)
+            .flat_map(|(_, other)| other.holding().iter().collect::<Vec<_>>())
+            .collect();
+        let assumed = group.target(id).minus(&held_elsewhere);
+        let version = group.metadata_version;
+        if let Some(member) = group.members.get_mut(id) {
+            let grant = Grant { metadata_version: version, left_out: false };
+            let current = member.current.clone();
+            member.granted.extend(assumed.iter().chain(current.iter()).map(|shard| (shard, grant)));
+        }
+    }
+}
+
+impl MemberRecord {
+    fn into_member(self, group: &Group, settings: &Settings) -> Member {
+        let ttl = self.member_lease_ttl_ms.unwrap_or(settings.member_lease_ttl_ms);
+        let last_heartbeat_at = self.last_heartbeat_at.unwrap_or(group.updated_at);
+        let lease = self.member_lease_expires_at.unwrap_or_else(|| last_heartbeat_at.plus(millis(ttl)));
+        let progress = self.shard_progress.into_iter().filter_map(|row| serde_json::from_value(row).ok());
+        let granted = self.granted_assignment.unwrap_or_default().into_iter().map(|row| {
+            let metadata_version = row.metadata_version.unwrap_or(group.metadata_version);
+            (row.shard_index, Grant { metadata_version, left_out: row.left_out })
+        });
+        let revoking = self.revoking.into_iter().filter(|row| {
+            row.state != RevokingState::Revoked || row.in_flight > 0
+        });
+        let heard = self.heard.unwrap_or(self.state != MemberState::Starting);
+        let terminated_at = self.terminated_at.or((!self.state.is_live()).then_some(lease));
+        Member {
+            member_name: self.member_name,
+            state: self.state,
+            instance_id: self.instance_id,
+            superseded: self.superseded,
+            join_request_id: self.join_request_id.unwrap_or_default(),
+            join_metadata_version: self.join_metadata_version.unwrap_or(0),
+            heard,
+            reported_ownership: self.reported_ownership.unwrap_or(heard),
+            granted: granted.collect(),
+            revoking: revoking
+                .map(|row| (row.shard.shard_index, Revoking { state: row.state, in_flight: row.in_flight }))
+                .collect(),
+            current: self.current_assignment,
+            rebalance_timeout_ms: self.rebalance_timeout_ms.unwrap_or(settings.rebalance_timeout_ms),
+            rebalance_deadline_at: self.rebalance_deadline_at,
+            terminated_at,
+            termination: self.termination,
+            live: Live {
+                last_heartbeat_at,
+                member_lease_expires_at: lease,
+                member_lease_ttl_ms: ttl,
+                sequence: self.sequence,
+                metadata_version: self.metadata_version.unwrap_or(0),
+                runtime_max_concurrency: self.runtime_max_concurrency.unwrap_or(0),
+                active_consumer_workers: self.active_consumer_workers.unwrap_or(0),
+                shard_progress: progress.collect(),
+                member_epoch: self.member_epoch,
+                confirmed_member_epoch: self.confirmed_member_epoch.unwrap_or(self.member_epoch),
+            },
+            unknown: self.unknown,
+        }
+    }
+
+    fn of(id: &str, member: &Member) -> Self {
+        let live = &member.live;
+        MemberRecord {
+            member_id: id.to_owned(),
+            member_name: member.member_name.clone(),
+            state: member.state,
+            member_epoch: live.member_epoch,
+            confirmed_member_epoch: Some(live.confirmed_member_epoch),
+            metadata_version: Some(live.metadata_version),
+            runtime_max_concurrency: Some(live.runtime_max_concurrency),
+            active_consumer_workers: Some(live.active_consumer_workers),
+            current_assignment: member.current.clone(),
+            granted_assignment: Some(
+                member
+                    .granted
+                    .iter()
+                    .map(|(shard, grant)| GrantRecord {
+                        shard_index: *shard,
+                        metadata_version: Some(grant.metadata_version),
+                        left_out: grant.left_out,
+                    })
+                    .collect(),
+            ),
+            revoking: member
+                .revoking
+                .iter()
+                .map(|(shard, revoking)| RevokingRecord {
+                    shard: rsc_protocol::ShardRef { shard_index: *shard },
+                    state: revoking.state,
+                    in_flight: revoking.in_flight,
+                })
+                .collect(),
+            last_heartbeat_at: Some(live.last_heartbeat_at),
+            member_lease_expires_at: Some(live.member_lease_expires_at),
+            member_lease_ttl_ms: Some(live.member_lease_ttl_ms),
+            rebalance_timeout_ms: Some(member.rebalance_timeout_ms),
+            rebalance_deadline_at: member.rebalance_deadline_at,
+            shard_progress: live.shard_progress.iter().filter_map(|row| serde_json::to_value(row).ok()).collect(),
+            instance_id: member.instance_id.clone(),
+            sequence: live.sequence,
+            superseded: member.superseded.clone(),
+            join_request_id: Some(member.join_request_id.clone()),
+            join_metadata_version: Some(member.join_metadata_version),
+            heard: Some(member.heard),
+            reported_ownership: Some(member.reported_ownership),
+            terminated_at: member.terminated_at,
+            termination: member.termination,
+            unknown: member.unknown.clone(),
+        }
+    }
+}
+
+/// The aggregate of a group as JSON.
+///
+/// # Errors
+/// None that a `Group` can cause; serde's signature has one.
+pub fn aggregate(group: &Group) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&GroupRecord {
+        stream_prefix: group.key.stream_prefix().to_owned(),
+        consumer_group: group.key.consumer_group().to_owned(),
+        schema_version: SCHEMA_VERSION,
+        store_revision: group.store_revision,
+        group_epoch: group.group_epoch,
+        metadata_version: group.metadata_version,
+        metadata_token: group.metadata_token.clone(),
+        assignment_epoch: group.assignment_epoch,
+        state: group.state,
+        shard_count: group.shard_count,
+        members: group.members.iter().map(|(id, member)| (id.clone(), MemberRecord::of(id, member))).collect(),
+        target_assignments: group.targets.clone(),
+        holds: group.holds.clone(),
+        fencing_tokens: group
+            .fencing_tokens
+            .iter()
+            .map(|(shard_index, token)| TokenRecord { shard_index: *shard_index, token: *token })
+            .collect(),
+        provisioning_pending: group.provisioning_pending,
+        max_routing_cache_ttl_ms: Some(group.max_routing_cache_ttl_ms),
+        migrations: group.migrations.clone(),
+        active_resharding_id: group.active_resharding_id.clone(),
+        metadata_correction: group.metadata_correction.clone(),
+        created_at: Some(group.created_at),
+        updated_at: Some(group.updated_at),
+        unknown: group.unknown.clone(),
+    })
+}
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod tests;
