@@ -1,0 +1,141 @@
+//! The trait behind which Redis and memory stand.
+
+use async_trait::async_trait;
+use rsc_core::{Stamp, Tombstone, Write};
+use rsc_protocol::{GroupKey, Timestamp};
+
+use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
+
+/// Group metadata, the mutexes around it, the index of groups, and the streams of shards.
+///
+/// Every method ends by itself within the store's command timeout. Deadlines are computed from the Redis
+/// time that is returned, never from a process clock (protocol 2).
+#[async_trait]
+pub trait GroupStore: Send + Sync + 'static {
+    /// Takes the group's mutex and returns what is stored (protocol 2, *enter*). `takeover`: a token of an
+    /// earlier attempt of the same turn whose outcome is unknown; if that one still holds the mutex, the
+    /// fresh token replaces it, so that a delayed commit of the earlier attempt can no longer pass.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses. The mutex may be held then; it expires by itself.
+    async fn enter(
+        &self,
+        group: &GroupKey,
+        token: &MutexToken,
+        takeover: Option<&MutexToken>,
+        known: Option<&Stamp>,
+    ) -> Result<Entered, StoreError>;
+
+    /// Writes if `token` holds the mutex and the stored stamp is `expected`; removes a TTL on the key;
+    /// appends to the history; releases the mutex, on a conflict too (protocol 2, *commit*).
+    async fn commit(&self, group: &GroupKey, token: &MutexToken, expected: &Stamp, write: &Write) -> Outcome;
+
+    /// Gives the mutex back without writing. Does nothing if another token holds it.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses; the mutex then expires by itself.
+    async fn release(&self, group: &GroupKey, token: &MutexToken) -> Result<(), StoreError>;
+
+    /// Extends the mutex for another TTL. `false`: the token no longer holds it.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn renew(&self, group: &GroupKey, token: &MutexToken) -> Result<bool, StoreError>;
+
+    /// Creates the key if neither key nor mutex exist and the tombstone is still `tombstone`, which it
+    /// removes; **keeps** the mutex under `token`, so that nobody enters before provisioning is over. A
+    /// mutex held by another token: `Conflict(MutexLost)`. `write` is structural.
+    async fn create(
+        &self,
+        group: &GroupKey,
+        token: &MutexToken,
+        tombstone: Option<&Tombstone>,
+        write: &Write,
+    ) -> Outcome;
+
+    /// Deletes key and history, writes the tombstone with its TTL of one day, and releases the mutex.
+    /// `expected`: the stamp the caller decided on; `None` deletes whatever is there or is not there (an
+    /// unreadable or missing record; a key of another type is removed too).
+    /// `tombstone: None` leaves none behind (an undone creation that nobody saw).
+    async fn delete(
+        &self,
+        group: &GroupKey,
+        token: &MutexToken,
+        expected: Option<&Stamp>,
+        tombstone: Option<&Tombstone>,
+    ) -> Outcome;
+
+    /// Reads a group without the mutex and without writing (protocol 8: reads never take the mutex).
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn read(&self, group: &GroupKey) -> Result<Found, StoreError>;
+
+    /// Every member of the index: metadata keys, unordered.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn index(&self) -> Result<Vec<String>, StoreError>;
+
+    /// Whether the group's metadata key is in the index.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn index_contains(&self, group: &GroupKey) -> Result<bool, StoreError>;
+
+    /// Adds the group's metadata key to the index.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn index_add(&self, group: &GroupKey) -> Result<(), StoreError>;
+
+    /// Removes the group's metadata key from the index.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn index_remove(&self, group: &GroupKey) -> Result<(), StoreError>;
+
+    /// Takes the mutex that serialises creation of groups on one stream prefix; `Some(holder)` when another
+    /// token holds it.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn lock_stream(
+        &self,
+        stream_prefix: &str,
+        token: &MutexToken,
+    ) -> Result<Option<String>, StoreError>;
+
+    /// Extends the stream mutex for another TTL. `false`: the token no longer holds it.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn renew_stream(&self, stream_prefix: &str, token: &MutexToken) -> Result<bool, StoreError>;
+
+    /// Gives the stream mutex back; does nothing if another token holds it.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses; the mutex then expires by itself.
+    async fn unlock_stream(&self, stream_prefix: &str, token: &MutexToken) -> Result<(), StoreError>;
+
+    /// `XGROUP CREATE key group 0 MKSTREAM` for the shards `first..end` and one consumer group; a group
+    /// that exists already is fine (protocol 6). The memory store has no streams and provisions nothing.
+    ///
+    /// # Errors
+    /// A key of another type, or the store failing. Asking again is safe.
+    async fn provision(
+        &self,
+        stream_prefix: &str,
+        consumer_group: &str,
+        shards: std::ops::Range<u32>,
+    ) -> Result<(), ProvisionError>;
+
+    /// Redis `TIME`; shows that the store answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    async fn ping(&self) -> Result<Timestamp, StoreError>;
+
+    /// `redis` or `memory`.
+    fn kind(&self) -> &'static str;
+}
