@@ -60,15 +60,18 @@ pub(crate) fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
         layers.push(file_layer(&base, path)?);
     }
     let mut environment = sources.environment.clone();
+    // So that of two refusals always the same one is reported.
     environment.sort_unstable();
     for (name, value) in environment {
         layers.extend(environment_layer(&base, name, value)?);
     }
-    for flag in &sources.flags {
-        let layer = Layer::of_key(format!("flag {}", flag.name), flag.key, flag.value.clone());
-        layer.read_on(&base)?;
-        layers.push(layer);
-    }
+    // The last layer: nothing covers it, so the merged result shows whether it can be read.
+    layers.extend(
+        sources
+            .flags
+            .iter()
+            .map(|flag| Layer::of_key(format!("flag {}", flag.name), flag.key, flag.value.clone())),
+    );
 
     let merged = layers
         .iter()

@@ -35,11 +35,15 @@ pub(super) fn refusal(pairs: &[(&str, &str)]) -> String {
 }
 
 fn from_file(text: &str) -> Result<Config, ConfigError> {
+    from_file_and(text, Sources::default())
+}
+
+fn from_file_and(text: &str, sources: Sources) -> Result<Config, ConfigError> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
     load(&Sources {
         file: Some(file.path().to_owned()),
-        ..Sources::default()
+        ..sources
     })
     .map(|loaded| loaded.config)
 }
@@ -342,6 +346,26 @@ fn each_layer_must_be_readable_by_itself() {
             .to_string()
             .contains("RSC_COORDINATION__TICK_INTERVAL")
     );
+
+    let covering = environment(&[("RSC_SERVER__WORKERS", "2")]);
+    let sentence = from_file_and("server.workers = \"two\"", covering)
+        .unwrap_err()
+        .to_string();
+    assert!(sentence.starts_with("server.workers (file /"), "{sentence}");
+}
+
+#[test]
+fn of_two_refusals_always_the_same_is_reported() {
+    let (one, other) = (("RSC_A__B", ""), ("RSC_C__D", ""));
+    assert_eq!(refusal(&[one, other]), refusal(&[other, one]));
+}
+
+#[test]
+fn words_are_not_counted() {
+    for key in ["store.type", "redis.mode", "audit.sink", "telemetry.log-format"] {
+        let sentence = from_file(&format!("{key} = 0")).unwrap_err().to_string();
+        assert!(sentence.contains("0 is not allowed here"), "{sentence}");
+    }
 }
 
 #[test]

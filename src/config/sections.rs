@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use rsc_protocol::keys::DEFAULT_KEY_PREFIX;
 use serde::{Deserialize, Serialize};
 
-use super::values::{RedisUrl, Secret, Unbuilt, byte_size, listen_address, word};
+use super::values::{RedisUrl, Secret, Unbuilt, byte_size, listen_address};
 
 /// `[server]`: where and how the daemon listens and ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ impl ServerConfig {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct StoreConfig {
     /// `redis` or `memory`. Default `redis`.
-    #[serde(rename = "type", deserialize_with = "word")]
+    #[serde(rename = "type")]
     pub(crate) store_type: StoreType,
     /// Prefix of the coordinator's own keys (protocol 2): not blank, no braces, no control characters, at
     /// most 512 bytes. Default `redis-stream:coord`.
@@ -106,7 +106,6 @@ pub(crate) enum StoreType {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RedisConfig {
     /// Kind of deployment. Only `standalone` is built. Default `standalone`.
-    #[serde(deserialize_with = "word")]
     pub(crate) mode: RedisMode,
     /// `redis://[user:password@]host[:port][/database]`; exactly one in mode `standalone`. Default
     /// `redis://127.0.0.1:6379`.
@@ -351,7 +350,6 @@ impl Default for RateLimitConfig {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct AuditConfig {
     /// `log` or `redis`. Only `log` is built. Default `log`.
-    #[serde(deserialize_with = "word")]
     pub(crate) sink: AuditSink,
     /// Entries kept in Redis. Not built yet. Default 10000.
     pub(crate) redis_max_entries: u32,
@@ -381,7 +379,6 @@ pub(crate) enum AuditSink {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct TelemetryConfig {
     /// `text` or `json`, on standard error. Default `text`.
-    #[serde(deserialize_with = "word")]
     pub(crate) log_format: LogFormat,
     /// Which log lines are written, as `level` or `target=level`, comma-separated. Default `info`.
     pub(crate) log_filter: String,

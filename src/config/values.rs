@@ -1,10 +1,10 @@
-//! Types of single values: secrets, Redis URLs, byte sizes, words of an enum.
+//! Types of single values: secrets, Redis URLs, addresses, byte sizes.
 
 use std::fmt;
 use std::net::SocketAddr;
 
 use redis::IntoConnectionInfo;
-use serde::de::{DeserializeOwned, Error, IgnoredAny, IntoDeserializer, value::StrDeserializer};
+use serde::de::{Error, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
@@ -158,13 +158,6 @@ impl<'de> Deserialize<'de> for RedisUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         RedisUrl::parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
     }
-}
-
-/// Reads an enum from its name only; figment would take a number as the index of a variant.
-pub(crate) fn word<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<T, D::Error> {
-    let word = String::deserialize(deserializer)?;
-    let deserializer: StrDeserializer<'_, D::Error> = word.as_str().into_deserializer();
-    T::deserialize(deserializer)
 }
 
 /// Reads an IP address with a port. Host names are not looked up: which address is meant must not depend
