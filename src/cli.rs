@@ -50,7 +50,7 @@ pub(crate) struct ConfigArguments {
     /// Where group metadata is kept: redis or memory
     #[arg(long, value_name = "TYPE")]
     store: Option<String>,
-    /// Redis server, redis://[user:password@]host[:port][/database]; repeat it to name several
+    /// Redis server, such as redis://user:password@host:6379/0; repeat it to name several
     #[arg(long, value_name = "URL")]
     redis_url: Vec<String>,
     /// Kind of Redis deployment: standalone, cluster or sentinel
