@@ -15,7 +15,9 @@ pub fn assign(
     members: &[&str],
     shards: std::ops::Range<u32>,
 ) -> BTreeMap<String, ShardSet> {
-    let Some(quota) = (shards.len()).checked_div(members.len()) else { return BTreeMap::new() };
+    let Some(quota) = (shards.len()).checked_div(members.len()) else {
+        return BTreeMap::new();
+    };
     let mut with_one_more = shards.len() % members.len();
 
     // What each member keeps at first: its previous target inside the shard set; a shard that two members

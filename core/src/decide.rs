@@ -86,7 +86,10 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
     let answers: Vec<Option<Answer>> = commands
         .iter()
         .map(|command| match command {
-            Command::Heartbeat { path_member_id, request } => Some(heartbeat(&mut turn, path_member_id, request)),
+            Command::Heartbeat {
+                path_member_id,
+                request,
+            } => Some(heartbeat(&mut turn, path_member_id, request)),
             Command::Tick => None,
             Command::Provisioned => {
                 turn.structural |= std::mem::take(&mut turn.group.provisioning_pending);
@@ -111,11 +114,16 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
         return Answer::Status(Status::UnsupportedProtocol, reason);
     }
     if path_member_id != id {
-        return Answer::Status(Status::InvalidRequest, "memberId in path and body differ".to_owned());
+        return Answer::Status(
+            Status::InvalidRequest,
+            "memberId in path and body differ".to_owned(),
+        );
     }
     if request.member_epoch < EPOCH_LEAVE {
-        let reason =
-            format!("memberEpoch {} means nothing: send 0 to join, -1 to leave", request.member_epoch);
+        let reason = format!(
+            "memberEpoch {} means nothing: send 0 to join, -1 to leave",
+            request.member_epoch
+        );
         return Answer::Status(Status::InvalidRequest, reason);
     }
     if turn.group.provisioning_pending {
@@ -170,7 +178,12 @@ fn answer_all(turn: &mut Turn<'_>, commands: &[Command], answers: Vec<Option<Ans
                 let response = if newest {
                     view::of_member(turn, request)
                 } else {
-                    view::status(turn, request, Status::Retry, "a newer heartbeat of this member came with it")
+                    view::status(
+                        turn,
+                        request,
+                        Status::Retry,
+                        "a newer heartbeat of this member came with it",
+                    )
                 };
                 Reply::Heartbeat(Box::new(response))
             }
@@ -219,25 +232,42 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
         let live = serde_json::to_string(&group.members.get(id)?.live).ok()?;
         Some((id.clone(), live))
     });
-    let kind = if turn.structural { structural(group) } else { WriteKind::LeaseOnly };
+    let kind = if turn.structural {
+        structural(group)
+    } else {
+        WriteKind::LeaseOnly
+    };
     let mut removed_live = turn.removed.clone();
     if turn.structural {
-        removed_live.extend(stray_live.iter().filter(|id| !turn.touched.contains(*id)).cloned());
+        removed_live.extend(
+            stray_live
+                .iter()
+                .filter(|id| !turn.touched.contains(*id))
+                .cloned(),
+        );
     }
     Write {
         kind,
         live: live.collect(),
         removed_live,
         updated_at: group.updated_at,
-        history: turn.version_moved.then(|| history_entry(group, &turn.transitions)),
+        history: turn
+            .version_moved
+            .then(|| history_entry(group, &turn.transitions)),
     }
 }
 
 /// The whole record, to be written as its `storeRevision`.
-#[expect(clippy::expect_used, reason = "a group is strings, numbers and string-keyed maps: serde_json cannot refuse it")]
+#[expect(
+    clippy::expect_used,
+    reason = "a group is strings, numbers and string-keyed maps: serde_json cannot refuse it"
+)]
 pub(crate) fn structural(group: &Group) -> WriteKind {
     let aggregate = record::aggregate(group).expect("a group is always representable as JSON");
-    WriteKind::Structural { aggregate, revision: group.store_revision }
+    WriteKind::Structural {
+        aggregate,
+        revision: group.store_revision,
+    }
 }
 
 /// One compact history entry (protocol 2): for people, never read back as truth.

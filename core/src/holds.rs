@@ -32,7 +32,9 @@ pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldC
 /// A newer message of the very incarnation that a hold is about lifts it if it proves that the incarnation
 /// stopped: epoch 0 (all of its shards), or `REVOKED` with nothing in flight (that shard).
 pub(crate) fn lift_what_stopped(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
-    let (Some(instance), Some(sequence)) = (&request.instance_id, request.sequence) else { return };
+    let (Some(instance), Some(sequence)) = (&request.instance_id, request.sequence) else {
+        return;
+    };
     let stopped_all = request.member_epoch == EPOCH_JOIN;
     let revoked: ShardSet = request
         .revoking_shards

@@ -133,7 +133,9 @@ impl Member {
     /// Whether the member might be touching `shard`.
     #[must_use]
     pub fn holds(&self, shard: u32) -> bool {
-        self.current.contains(shard) || self.granted.contains_key(&shard) || self.revoking.contains_key(&shard)
+        self.current.contains(shard)
+            || self.granted.contains_key(&shard)
+            || self.revoking.contains_key(&shard)
     }
 
     /// Whether the member holds nothing at all.

@@ -22,13 +22,20 @@ struct Report {
 impl Report {
     fn of(request: &HeartbeatRequest) -> Self {
         Report {
-            owned: request.owned_shards.iter().map(|shard| shard.shard_index).collect(),
+            owned: request
+                .owned_shards
+                .iter()
+                .map(|shard| shard.shard_index)
+                .collect(),
             draining: request
                 .revoking_shards
                 .iter()
                 .filter(|report| !report.is_finished())
                 .map(|report| {
-                    let revoking = Revoking { state: report.state, in_flight: report.in_flight };
+                    let revoking = Revoking {
+                        state: report.state,
+                        in_flight: report.in_flight,
+                    };
                     (report.shard.shard_index, revoking)
                 })
                 .collect(),
@@ -66,7 +73,9 @@ pub(crate) fn check_and_accept(turn: &mut Turn<'_>, request: &HeartbeatRequest) 
 /// Rule 7's way of accepting: reports are cut to what the member holds; a late repetition of shards already
 /// given back must not make a holding anew.
 pub(crate) fn accept_cut(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
-    let Some(member) = turn.member(&request.member_id) else { return };
+    let Some(member) = turn.member(&request.member_id) else {
+        return;
+    };
     let mut report = Report::of(request);
     report.owned = report.owned.iter().filter(|shard| member.holds(*shard)).collect();
     report.draining.retain(|shard, _| member.holds(*shard));
@@ -77,8 +86,13 @@ pub(crate) fn accept_cut(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
 /// Claims outside of holding(m) ∪ what could be granted to m now.
 fn illegal_claims(turn: &Turn<'_>, request: &HeartbeatRequest, report: &Report) -> ShardSet {
     let id = &request.member_id;
-    let Some(member) = turn.member(id) else { return ShardSet::new() };
-    report.claims().filter(|shard| !member.holds(*shard) && !handover::is_grantable(turn, id, *shard)).collect()
+    let Some(member) = turn.member(id) else {
+        return ShardSet::new();
+    };
+    report
+        .claims()
+        .filter(|shard| !member.holds(*shard) && !handover::is_grantable(turn, id, *shard))
+        .collect()
 }
 
 fn fence_for_claims(
@@ -115,9 +129,7 @@ fn accept(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: Report) {
     let granted: BTreeMap<_, _> = member
         .granted
         .iter()
-        .filter(|(shard, grant)| {
-            report.names(**shard) || grant.metadata_version > request.metadata_version
-        })
+        .filter(|(shard, grant)| report.names(**shard) || grant.metadata_version > request.metadata_version)
         .map(|(shard, grant)| (*shard, *grant))
         .collect();
     let reports_ownership = !report.owned.is_empty() || !report.draining.is_empty();
@@ -136,7 +148,10 @@ fn accept(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: Report) {
     if !released.is_empty() {
         turn.move_version();
         turn.counts.releases += u64::try_from(released.len()).unwrap_or(u64::MAX);
-        turn.note(Transition::Released { member_id: id.clone(), shards: ranges(&released) });
+        turn.note(Transition::Released {
+            member_id: id.clone(),
+            shards: ranges(&released),
+        });
     }
 }
 
@@ -146,7 +161,12 @@ fn progress_rows(request: &HeartbeatRequest) -> (Vec<rsc_protocol::ShardProgress
         .owned_shards
         .iter()
         .map(|shard| shard.shard_index)
-        .chain(request.revoking_shards.iter().map(|report| report.shard.shard_index))
+        .chain(
+            request
+                .revoking_shards
+                .iter()
+                .map(|report| report.shard.shard_index),
+        )
         .collect();
     let mut seen = ShardSet::new();
     let rows: Vec<_> = request

@@ -15,7 +15,9 @@ pub(crate) fn of_member(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Hear
     let entitlement = handover::grant(turn, id);
     let assignment_epoch = turn.group.assignment_epoch;
     let mut response = blank(turn, request, Status::Ok);
-    let Some(member) = turn.member(id) else { return response };
+    let Some(member) = turn.member(id) else {
+        return response;
+    };
     response.rebalance_timeout_ms = member.rebalance_timeout_ms;
     if member.is_live() {
         response.assignment_lease_ms = member.live.member_lease_ttl_ms;
@@ -115,5 +117,8 @@ fn blank(turn: &Turn<'_>, request: &HeartbeatRequest, status: Status) -> Heartbe
 }
 
 fn shard_refs(shards: &ShardSet) -> Vec<ShardRef> {
-    shards.iter().map(|shard_index| ShardRef { shard_index }).collect()
+    shards
+        .iter()
+        .map(|shard_index| ShardRef { shard_index })
+        .collect()
 }

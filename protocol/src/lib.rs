@@ -14,7 +14,7 @@ pub mod time;
 
 pub use error::{ClientAction, ErrorBody, ErrorCode};
 pub use heartbeat::{
-    Assignment, AssignedShard, CapacityReport, HeartbeatRequest, HeartbeatResponse, RevokingReport,
+    AssignedShard, Assignment, CapacityReport, HeartbeatRequest, HeartbeatResponse, RevokingReport,
     RevokingState, ShardProgress, ShardRef, Status,
 };
 pub use names::{GroupKey, NameError};

@@ -33,7 +33,9 @@ pub enum NameError {
         code: u32,
     },
     /// `{` or `}`, which would change the cluster slot of a key.
-    #[error("{field} contains a brace: {{ and }} mark the hash tag of Redis keys and cannot be part of a name")]
+    #[error(
+        "{field} contains a brace: {{ and }} mark the hash tag of Redis keys and cannot be part of a name"
+    )]
     Brace {
         /// The JSON or path name of the field.
         field: &'static str,
@@ -42,10 +44,16 @@ pub enum NameError {
 
 fn check(field: &'static str, name: &str, braces_allowed: bool) -> Result<(), NameError> {
     if name.len() > MAX_NAME_BYTES {
-        return Err(NameError::TooLong { field, bytes: name.len() });
+        return Err(NameError::TooLong {
+            field,
+            bytes: name.len(),
+        });
     }
     if let Some(control) = name.chars().find(|character| character.is_control()) {
-        return Err(NameError::Control { field, code: control.into() });
+        return Err(NameError::Control {
+            field,
+            code: control.into(),
+        });
     }
     if name.chars().all(char::is_whitespace) {
         return Err(NameError::Blank { field });
@@ -100,11 +108,17 @@ impl GroupKey {
     ///
     /// # Errors
     /// When one of the two names breaks a rule of protocol 1.
-    pub fn new(stream_prefix: impl Into<String>, consumer_group: impl Into<String>) -> Result<Self, NameError> {
+    pub fn new(
+        stream_prefix: impl Into<String>,
+        consumer_group: impl Into<String>,
+    ) -> Result<Self, NameError> {
         let (stream_prefix, consumer_group) = (stream_prefix.into(), consumer_group.into());
         check_stream_prefix(&stream_prefix)?;
         check_consumer_group(&consumer_group)?;
-        Ok(GroupKey { stream_prefix, consumer_group })
+        Ok(GroupKey {
+            stream_prefix,
+            consumer_group,
+        })
     }
 
     /// The stream prefix, e.g. `orders`.
@@ -139,7 +153,15 @@ mod tests {
 
     #[test]
     fn accepts_names_people_use() {
-        for name in ["orders", "a:b", "주문", "🚚", "a/b#c?d%e", " spaced ", &"x".repeat(512)] {
+        for name in [
+            "orders",
+            "a:b",
+            "주문",
+            "🚚",
+            "a/b#c?d%e",
+            " spaced ",
+            &"x".repeat(512),
+        ] {
             assert_eq!(check_stream_prefix(name), Ok(()), "{name}");
         }
         assert_eq!(check_member_id("pod-{1}"), Ok(()));
@@ -152,10 +174,22 @@ mod tests {
         assert_eq!(check_stream_prefix(" \u{3000}"), Err(NameError::Blank { field }));
         assert_eq!(check_stream_prefix("a{b"), Err(NameError::Brace { field }));
         assert_eq!(check_stream_prefix("a}b"), Err(NameError::Brace { field }));
-        assert_eq!(check_stream_prefix("a\0b"), Err(NameError::Control { field, code: 0 }));
-        assert_eq!(check_stream_prefix("a\u{85}"), Err(NameError::Control { field, code: 0x85 }));
-        assert_eq!(check_stream_prefix("\n"), Err(NameError::Control { field, code: 10 }));
-        assert_eq!(check_stream_prefix(&"é".repeat(257)), Err(NameError::TooLong { field, bytes: 514 }));
+        assert_eq!(
+            check_stream_prefix("a\0b"),
+            Err(NameError::Control { field, code: 0 })
+        );
+        assert_eq!(
+            check_stream_prefix("a\u{85}"),
+            Err(NameError::Control { field, code: 0x85 })
+        );
+        assert_eq!(
+            check_stream_prefix("\n"),
+            Err(NameError::Control { field, code: 10 })
+        );
+        assert_eq!(
+            check_stream_prefix(&"é".repeat(257)),
+            Err(NameError::TooLong { field, bytes: 514 })
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! A group under test: simulated time, requests in a line, every step through JSON and every invariant.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 use rsc_core::validate::validate_transition;
 use rsc_core::write::{RawFields, WriteKind};
@@ -60,7 +60,9 @@ impl Bench {
     }
 
     pub fn group(&self) -> Group {
-        load(&self.key, &self.fields, &self.settings).expect("what we wrote loads").group
+        load(&self.key, &self.fields, &self.settings)
+            .expect("what we wrote loads")
+            .group
     }
 
     /// Writes as the commit script does.
@@ -80,9 +82,14 @@ impl Bench {
         for id in &write.removed_live {
             self.fields.remove(&format!("live:{id}"));
         }
-        let live_revision: u64 =
-            self.fields.get("liveRevision").map_or(0, |v| String::from_utf8_lossy(v).parse().unwrap());
-        self.fields.insert("liveRevision".to_owned(), (live_revision + 1).to_string().into_bytes());
+        let live_revision: u64 = self
+            .fields
+            .get("liveRevision")
+            .map_or(0, |v| String::from_utf8_lossy(v).parse().unwrap());
+        self.fields.insert(
+            "liveRevision".to_owned(),
+            (live_revision + 1).to_string().into_bytes(),
+        );
     }
 
     /// One turn: load, decide, check every invariant, store.
@@ -100,7 +107,11 @@ impl Bench {
         let before = loaded.group.clone();
         let decision = decide(loaded.group, &loaded.stray_live, commands, &context);
         assert_eq!(decision.group.validate(), [], "after {commands:#?}");
-        assert_eq!(validate_transition(&before, &decision.group, self.now), [], "after {commands:#?}");
+        assert_eq!(
+            validate_transition(&before, &decision.group, self.now),
+            [],
+            "after {commands:#?}"
+        );
         match &decision.write {
             Some(write) => {
                 self.store(write);
@@ -124,7 +135,8 @@ impl Bench {
     }
 
     pub fn send(&mut self, request: HeartbeatRequest) -> HeartbeatResponse {
-        self.try_send(request).expect("answered with a heartbeat response")
+        self.try_send(request)
+            .expect("answered with a heartbeat response")
     }
 
     pub fn try_send(&mut self, request: HeartbeatRequest) -> Option<HeartbeatResponse> {
@@ -153,7 +165,10 @@ impl Bench {
             member_name: None,
             member_epoch: 0,
             metadata_version: 0,
-            runtime_consumer_capacity: CapacityReport { runtime_max_concurrency: 4, available_concurrency: 3 },
+            runtime_consumer_capacity: CapacityReport {
+                runtime_max_concurrency: 4,
+                available_concurrency: 3,
+            },
             owned_shards: Vec::new(),
             revoking_shards: Vec::new(),
             shard_progress: Vec::new(),
@@ -166,7 +181,10 @@ impl Bench {
 }
 
 pub fn heartbeat(request: HeartbeatRequest) -> Command {
-    Command::Heartbeat { path_member_id: request.member_id.clone(), request: Box::new(request) }
+    Command::Heartbeat {
+        path_member_id: request.member_id.clone(),
+        request: Box::new(request),
+    }
 }
 
 /// Builders on a request.
@@ -193,11 +211,13 @@ impl RequestExt for HeartbeatRequest {
         self
     }
     fn draining(mut self, shards: &[u32]) -> Self {
-        self.revoking_shards.extend(shards.iter().map(|s| revoking(*s, RevokingState::Draining, 1)));
+        self.revoking_shards
+            .extend(shards.iter().map(|s| revoking(*s, RevokingState::Draining, 1)));
         self
     }
     fn revoked(mut self, shards: &[u32]) -> Self {
-        self.revoking_shards.extend(shards.iter().map(|s| revoking(*s, RevokingState::Revoked, 0)));
+        self.revoking_shards
+            .extend(shards.iter().map(|s| revoking(*s, RevokingState::Revoked, 0)));
         self
     }
     fn instance(mut self, instance: &str, sequence: u64) -> Self {
@@ -208,19 +228,39 @@ impl RequestExt for HeartbeatRequest {
 }
 
 pub fn revoking(shard: u32, state: RevokingState, in_flight: u64) -> RevokingReport {
-    RevokingReport { shard: ShardRef { shard_index: shard }, state, in_flight, acked_at: None }
+    RevokingReport {
+        shard: ShardRef { shard_index: shard },
+        state,
+        in_flight,
+        acked_at: None,
+    }
 }
 
 pub fn assigned(response: &HeartbeatResponse) -> Vec<u32> {
-    response.assignment.assigned_shards.iter().map(|shard| shard.shard_index).collect()
+    response
+        .assignment
+        .assigned_shards
+        .iter()
+        .map(|shard| shard.shard_index)
+        .collect()
 }
 
 pub fn pending(response: &HeartbeatResponse) -> Vec<u32> {
-    response.assignment.pending_shards.iter().map(|shard| shard.shard_index).collect()
+    response
+        .assignment
+        .pending_shards
+        .iter()
+        .map(|shard| shard.shard_index)
+        .collect()
 }
 
 pub fn awaited(response: &HeartbeatResponse) -> Vec<u32> {
-    response.assignment.revoking_shards.iter().map(|shard| shard.shard_index).collect()
+    response
+        .assignment
+        .revoking_shards
+        .iter()
+        .map(|shard| shard.shard_index)
+        .collect()
 }
 
 /// A client that keeps the promises of protocol 11 and answers every question with its full state.
@@ -237,7 +277,10 @@ pub struct Client {
 impl Client {
     /// With `instanceId` and `sequence`.
     pub fn new(id: &str, instance: &str) -> Self {
-        Client { instance: Some(instance.to_owned()), ..Self::old(id) }
+        Client {
+            instance: Some(instance.to_owned()),
+            ..Self::old(id)
+        }
     }
 
     /// Without our additions.
@@ -256,9 +299,16 @@ impl Client {
     /// The next heartbeat: whatever is being drained is reported `REVOKED` if `finish`, else `DRAINING`.
     pub fn request(&mut self, bench: &mut Bench, finish: bool) -> HeartbeatRequest {
         self.sequence += 1;
-        let mut request =
-            bench.request(&self.id).epoch(self.epoch).version(self.version).owned(&self.owned);
-        request = if finish { request.revoked(&self.draining) } else { request.draining(&self.draining) };
+        let mut request = bench
+            .request(&self.id)
+            .epoch(self.epoch)
+            .version(self.version)
+            .owned(&self.owned);
+        request = if finish {
+            request.revoked(&self.draining)
+        } else {
+            request.draining(&self.draining)
+        };
         if let Some(instance) = &self.instance {
             request = request.instance(instance, self.sequence);
         }
@@ -274,7 +324,12 @@ impl Client {
                 self.epoch = response.member_epoch;
                 self.version = response.metadata_version;
                 let assigned = assigned(response);
-                let stopped: Vec<u32> = self.owned.iter().copied().filter(|s| !assigned.contains(s)).collect();
+                let stopped: Vec<u32> = self
+                    .owned
+                    .iter()
+                    .copied()
+                    .filter(|s| !assigned.contains(s))
+                    .collect();
                 self.draining.extend(stopped);
                 self.draining.retain(|shard| !assigned.contains(shard));
                 self.owned = assigned;
