@@ -22,10 +22,11 @@ pub(crate) fn of_member(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Hear
     if member.is_live() {
         response.assignment_lease_ms = member.live.member_lease_ttl_ms;
     }
-    if member.state.is_assignable() && member.live.member_epoch != assignment_epoch {
-        if let Some(member) = turn.touch(id) {
-            member.live.member_epoch = assignment_epoch;
-        }
+    if member.state.is_assignable()
+        && member.live.member_epoch != assignment_epoch
+        && let Some(member) = turn.touch(id)
+    {
+        member.live.member_epoch = assignment_epoch;
     }
     response.member_epoch = if request.member_epoch == EPOCH_LEAVE {
         EPOCH_LEAVE
