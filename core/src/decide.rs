@@ -237,19 +237,14 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
     } else {
         WriteKind::LeaseOnly
     };
-    let mut removed_live = turn.removed.clone();
-    if turn.structural {
-        removed_live.extend(
-            stray_live
-                .iter()
-                .filter(|id| !turn.touched.contains(*id))
-                .cloned(),
-        );
-    }
+    // What a join in this turn rewrites stays: the store removes after it has set.
+    let stray_live = if turn.structural { stray_live } else { &[] };
+    let removed_live = turn.removed.iter().chain(stray_live);
+    let removed_live = removed_live.filter(|id| !turn.touched.contains(*id));
     Write {
         kind,
         live: live.collect(),
-        removed_live,
+        removed_live: removed_live.cloned().collect(),
         updated_at: group.updated_at,
         history: turn
             .version_moved
