@@ -86,10 +86,9 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
     let answers: Vec<Option<Answer>> = commands
         .iter()
         .map(|command| match command {
-            Command::Heartbeat {
-                path_member_id,
-                request,
-            } => Some(heartbeat(&mut turn, path_member_id, request)),
+            Command::Heartbeat { path_member_id, request } => {
+                Some(heartbeat(&mut turn, path_member_id, request))
+            }
             Command::Tick => None,
             Command::Provisioned => {
                 turn.structural |= std::mem::take(&mut turn.group.provisioning_pending);
@@ -114,16 +113,11 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
         return Answer::Status(Status::UnsupportedProtocol, reason);
     }
     if path_member_id != id {
-        return Answer::Status(
-            Status::InvalidRequest,
-            "memberId in path and body differ".to_owned(),
-        );
+        return Answer::Status(Status::InvalidRequest, "memberId in path and body differ".to_owned());
     }
     if request.member_epoch < EPOCH_LEAVE {
-        let reason = format!(
-            "memberEpoch {} means nothing: send 0 to join, -1 to leave",
-            request.member_epoch
-        );
+        let reason =
+            format!("memberEpoch {} means nothing: send 0 to join, -1 to leave", request.member_epoch);
         return Answer::Status(Status::InvalidRequest, reason);
     }
     if turn.group.provisioning_pending {
@@ -217,13 +211,7 @@ fn finish(mut turn: Turn<'_>, stray_live: &[String], replies: Vec<Reply>) -> Dec
         turn.group.updated_at = turn.now;
     }
     let write = changed.then(|| write_of(&turn, stray_live));
-    Decision {
-        group: turn.group,
-        write,
-        replies,
-        transitions: turn.transitions,
-        counts: turn.counts,
-    }
+    Decision { group: turn.group, write, replies, transitions: turn.transitions, counts: turn.counts }
 }
 
 fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
@@ -232,11 +220,7 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
         let live = serde_json::to_string(&group.members.get(id)?.live).ok()?;
         Some((id.clone(), live))
     });
-    let kind = if turn.structural {
-        structural(group)
-    } else {
-        WriteKind::LeaseOnly
-    };
+    let kind = if turn.structural { structural(group) } else { WriteKind::LeaseOnly };
     // What a join in this turn rewrites stays: the store removes after it has set.
     let stray_live = if turn.structural { stray_live } else { &[] };
     let removed_live = turn.removed.iter().chain(stray_live);
@@ -246,9 +230,7 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
         live: live.collect(),
         removed_live: removed_live.cloned().collect(),
         updated_at: group.updated_at,
-        history: turn
-            .version_moved
-            .then(|| history_entry(group, &turn.transitions)),
+        history: turn.version_moved.then(|| history_entry(group, &turn.transitions)),
     }
 }
 
@@ -259,10 +241,7 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
 )]
 pub(crate) fn structural(group: &Group) -> WriteKind {
     let aggregate = record::aggregate(group).expect("a group is always representable as JSON");
-    WriteKind::Structural {
-        aggregate,
-        revision: group.store_revision,
-    }
+    WriteKind::Structural { aggregate, revision: group.store_revision }
 }
 
 /// One compact history entry (protocol 2): for people, never read back as truth.

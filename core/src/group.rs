@@ -96,12 +96,7 @@ impl Group {
     #[must_use]
     pub fn read_set(&self) -> std::ops::Range<u32> {
         let beyond = match self.active_resharding_id {
-            Some(_) => self
-                .targets
-                .values()
-                .filter_map(ShardSet::last)
-                .max()
-                .map_or(0, |last| last + 1),
+            Some(_) => self.targets.values().filter_map(ShardSet::last).max().map_or(0, |last| last + 1),
             None => 0,
         };
         0..self.shard_count.max(beyond)
@@ -123,11 +118,7 @@ impl Group {
     pub fn holders(&self) -> BTreeMap<u32, &str> {
         self.live_members()
             .flat_map(|(id, member)| {
-                member
-                    .holding()
-                    .iter()
-                    .map(|shard| (shard, id.as_str()))
-                    .collect::<Vec<_>>()
+                member.holding().iter().map(|shard| (shard, id.as_str())).collect::<Vec<_>>()
             })
             .collect()
     }
@@ -135,9 +126,7 @@ impl Group {
     /// Whether a hold that has not ended at `now` blocks new grants of `shard`.
     #[must_use]
     pub fn is_on_hold(&self, shard: u32, now: Timestamp) -> bool {
-        self.holds
-            .iter()
-            .any(|hold| hold.shard_index == shard && hold.until > now)
+        self.holds.iter().any(|hold| hold.shard_index == shard && hold.until > now)
     }
 
     /// The state that members, target and holdings amount to (protocol 3). `STABLE` means: every live member
@@ -154,11 +143,7 @@ impl Group {
             let target = self.target(id);
             member.current == target && member.holding() == target && member.revoking.is_empty()
         });
-        if converged {
-            GroupState::Stable
-        } else {
-            GroupState::Reconciling
-        }
+        if converged { GroupState::Stable } else { GroupState::Reconciling }
     }
 
     /// The earliest instant at which time alone changes something: a lease, rebalance deadline, hold or
@@ -169,11 +154,7 @@ impl Group {
         let of_members = self.members.values().filter_map(|member| {
             if member.is_live() {
                 let lease = member.live.member_lease_expires_at;
-                Some(
-                    member
-                        .rebalance_deadline_at
-                        .map_or(lease, |deadline| deadline.min(lease)),
-                )
+                Some(member.rebalance_deadline_at.map_or(lease, |deadline| deadline.min(lease)))
             } else {
                 member.terminated_at.map(|at| at.plus(retention))
             }
@@ -197,9 +178,7 @@ impl Group {
     #[must_use]
     pub fn response(&self) -> GroupResponse {
         let count = |members: &mut dyn Iterator<Item = (&String, usize)>| {
-            members
-                .map(|(id, shards)| (id.clone(), shards))
-                .collect::<BTreeMap<_, _>>()
+            members.map(|(id, shards)| (id.clone(), shards)).collect::<BTreeMap<_, _>>()
         };
         GroupResponse {
             stream_prefix: self.key.stream_prefix().to_owned(),

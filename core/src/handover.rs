@@ -13,11 +13,7 @@ use crate::turn::{Transition, Turn, ranges};
 /// Whether `shard` could be granted to `id` now: its target, held by nobody else, not on hold.
 pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
     turn.context.may_grant
-        && turn
-            .group
-            .targets
-            .get(id)
-            .is_some_and(|target| target.contains(shard))
+        && turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
         && !turn.group.is_on_hold(shard, turn.now)
         && !turn.is_held_by_another(id, shard)
 }
@@ -32,10 +28,7 @@ pub(crate) fn reconcile(turn: &mut Turn<'_>) {
 
 /// Whether the target names every shard of the read set once and only assignable members, each of them.
 fn covers(group: &Group) -> bool {
-    let assignable = group
-        .members
-        .iter()
-        .filter(|(_, member)| member.state.is_assignable());
+    let assignable = group.members.iter().filter(|(_, member)| member.state.is_assignable());
     let (mut members, mut shards) = (0, 0);
     for (id, _) in assignable {
         let Some(target) = group.targets.get(id) else {
@@ -88,11 +81,7 @@ pub(crate) struct Entitlement {
 /// Grants `id` what is its target and nobody else's, and marks what this answer leaves out. Called exactly
 /// for an answer that the member will act upon.
 pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
-    let none = || Entitlement {
-        assigned: Vec::new(),
-        pending: ShardSet::new(),
-        revoking: ShardSet::new(),
-    };
+    let none = || Entitlement { assigned: Vec::new(), pending: ShardSet::new(), revoking: ShardSet::new() };
     let Some(member) = turn.member(id) else {
         return none();
     };
@@ -118,10 +107,7 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
             granted.insert(shard);
         }
     }
-    let left_out = member
-        .granted
-        .iter()
-        .any(|(shard, grant)| !assigned.contains(*shard) && !grant.left_out);
+    let left_out = member.granted.iter().any(|(shard, grant)| !assigned.contains(*shard) && !grant.left_out);
     if !granted.is_empty() {
         record_grants(turn, id, &granted);
     }
@@ -133,16 +119,9 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
     let tokens = &turn.group.fencing_tokens;
     let assigned = assigned
         .iter()
-        .map(|shard_index| AssignedShard {
-            shard_index,
-            fencing_token: tokens.get(&shard_index).copied(),
-        })
+        .map(|shard_index| AssignedShard { shard_index, fencing_token: tokens.get(&shard_index).copied() })
         .collect();
-    Entitlement {
-        assigned,
-        pending,
-        revoking,
-    }
+    Entitlement { assigned, pending, revoking }
 }
 
 fn record_grants(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) {
@@ -152,27 +131,18 @@ fn record_grants(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) {
         draw_fencing_token(&mut turn.group, shard, now);
     }
     if let Some(member) = turn.change(id) {
-        let grant = Grant {
-            metadata_version,
-            left_out: false,
-        };
+        let grant = Grant { metadata_version, left_out: false };
         member.granted.extend(shards.iter().map(|shard| (shard, grant)));
     }
     turn.counts.grants += u64::try_from(shards.len()).unwrap_or(u64::MAX);
-    turn.note(Transition::Granted {
-        member_id: id.to_owned(),
-        shards: ranges(shards),
-    });
+    turn.note(Transition::Granted { member_id: id.to_owned(), shards: ranges(shards) });
 }
 
 /// max(previous + 1, Redis time in ms), so that it grows even where the record lost the previous one
 /// (protocol 4).
 fn draw_fencing_token(group: &mut Group, shard: u32, now: Timestamp) {
     let at_least = u64::try_from(now.as_millis()).unwrap_or(0);
-    let token = group
-        .fencing_tokens
-        .get(&shard)
-        .map_or(at_least, |previous| at_least.max(previous + 1));
+    let token = group.fencing_tokens.get(&shard).map_or(at_least, |previous| at_least.max(previous + 1));
     group.fencing_tokens.insert(shard, token);
 }
 

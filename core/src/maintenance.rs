@@ -21,20 +21,13 @@ pub(crate) fn run(turn: &mut Turn<'_>) {
 }
 
 fn members_where(turn: &Turn<'_>, due: impl Fn(&Member) -> bool) -> Vec<String> {
-    turn.group
-        .members
-        .iter()
-        .filter(|(_, member)| due(member))
-        .map(|(id, _)| id.clone())
-        .collect()
+    turn.group.members.iter().filter(|(_, member)| due(member)).map(|(id, _)| id.clone()).collect()
 }
 
 /// A leaver that falls silent expires too: it must not block its shards until the rebalance timeout.
 fn expire(turn: &mut Turn<'_>) {
     let now = turn.now;
-    for id in members_where(turn, |member| {
-        member.is_live() && member.live.member_lease_expires_at <= now
-    }) {
+    for id in members_where(turn, |member| member.is_live() && member.live.member_lease_expires_at <= now) {
         membership::terminate(turn, &id, MemberState::Expired, Termination::LeaseExpired);
         turn.counts.leases_expired += 1;
     }
@@ -72,10 +65,7 @@ fn prune(turn: &mut Turn<'_>) {
 /// Raises the recorded routing lease before a longer one is handed out, and lowers it only once the longest
 /// one that may be out has run out (protocol 7).
 fn keep_routing_lease(turn: &mut Turn<'_>) {
-    let (used, recorded) = (
-        turn.context.settings.routing_cache_ttl_ms,
-        turn.group.max_routing_cache_ttl_ms,
-    );
+    let (used, recorded) = (turn.context.settings.routing_cache_ttl_ms, turn.group.max_routing_cache_ttl_ms);
     let may_lower = turn.context.routing_ttl_age_ms > recorded;
     if used > recorded || (used < recorded && may_lower) {
         turn.group.max_routing_cache_ttl_ms = used;

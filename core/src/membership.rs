@@ -27,9 +27,7 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
     }
     let applied = member.live.sequence?;
     if sequence < applied {
-        return Some(Answer::retry(format!(
-            "sequence {sequence} is late: {applied} is already applied"
-        )));
+        return Some(Answer::retry(format!("sequence {sequence} is late: {applied} is already applied")));
     }
     if sequence > applied {
         return None;
@@ -42,35 +40,25 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
     if request.member_epoch == EPOCH_LEAVE && member.has_left() {
         return Some(Answer::View);
     }
-    Some(Answer::fenced(
-        "the membership that this message belonged to is over: rejoin with epoch 0",
-    ))
+    Some(Answer::fenced("the membership that this message belonged to is over: rejoin with epoch 0"))
 }
 
 /// Rule 3: does the request show that Redis lost writes (protocol 5)? The sentence says how.
 pub(crate) fn evidence_of_loss(turn: &Turn<'_>, request: &HeartbeatRequest) -> Option<String> {
     let (version, reported) = (turn.recorded_version, request.metadata_version);
     if reported > version {
-        return Some(format!(
-            "metadataVersion {reported} was reported but the record is at {version}"
-        ));
+        return Some(format!("metadataVersion {reported} was reported but the record is at {version}"));
     }
     let known = turn.member(&request.member_id)?;
     let token_differs = request.metadata_token.as_deref().is_some_and(|token| {
         !token.is_empty() && !turn.recorded_token.is_empty() && token != turn.recorded_token
     });
     if reported == version && token_differs {
-        return Some(format!(
-            "metadataVersion {version} was reported with another metadataToken"
-        ));
+        return Some(format!("metadataVersion {version} was reported with another metadataToken"));
     }
     let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
-    (epoch > known.live.member_epoch).then(|| {
-        format!(
-            "memberEpoch {epoch} was reported but the record is at {}",
-            known.live.member_epoch
-        )
-    })
+    (epoch > known.live.member_epoch)
+        .then(|| format!("memberEpoch {epoch} was reported but the record is at {}", known.live.member_epoch))
 }
 
 /// Rule 3a: who is not the accepted incarnation never touches it, unless it joins.
@@ -90,9 +78,7 @@ pub(crate) fn check_incarnation(turn: &mut Turn<'_>, request: &HeartbeatRequest)
     if let Some(member) = turn.change(&request.member_id) {
         member.instance_id.clone_from(&request.instance_id);
         // The accepted incarnation is never among the superseded ones (rule 6).
-        member
-            .superseded
-            .retain(|former| Some(&former.instance_id) != request.instance_id.as_ref());
+        member.superseded.retain(|former| Some(&former.instance_id) != request.instance_id.as_ref());
     }
     None
 }
@@ -109,9 +95,7 @@ pub(crate) fn unknown(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer
         return refusal;
     }
     admit(turn, request);
-    turn.note(Transition::MemberJoined {
-        member_id: request.member_id.clone(),
-    });
+    turn.note(Transition::MemberJoined { member_id: request.member_id.clone() });
     Answer::View
 }
 
@@ -124,9 +108,7 @@ pub(crate) fn terminal(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answe
                 return refusal;
             }
             admit(turn, request);
-            turn.note(Transition::MemberRejoined {
-                member_id: request.member_id.clone(),
-            });
+            turn.note(Transition::MemberRejoined { member_id: request.member_id.clone() });
             Answer::View
         }
         EPOCH_LEAVE if left => Answer::View,
@@ -141,10 +123,7 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
         return Answer::retry("the member has just gone");
     };
     if let Some(instance) = &request.instance_id
-        && member
-            .superseded
-            .iter()
-            .any(|former| former.instance_id == *instance)
+        && member.superseded.iter().any(|former| former.instance_id == *instance)
     {
         if !member.heard {
             return Answer::retry("this incarnation was superseded by one that has not been heard yet");
@@ -167,9 +146,7 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     };
     if same_instance && newer {
         admit(turn, request);
-        turn.note(Transition::MemberRestarted {
-            member_id: id.clone(),
-        });
+        turn.note(Transition::MemberRestarted { member_id: id.clone() });
         return Answer::View;
     }
     let late_copy_of_instance =
@@ -194,17 +171,11 @@ fn same_join_again(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
 /// A restart, or a second process with the same id: the newcomer takes the place, everything the former
 /// incarnation held goes on hold until its lease would have run out (protocol 4.3).
 fn supersede(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
-    let held = turn
-        .member(&request.member_id)
-        .map(Member::holding)
-        .unwrap_or_default();
+    let held = turn.member(&request.member_id).map(Member::holding).unwrap_or_default();
     holds::set(turn, &request.member_id, &held, HoldCause::Superseded, None);
     turn.counts.superseded += 1;
     admit(turn, request);
-    turn.note(Transition::MemberSuperseded {
-        member_id: request.member_id.clone(),
-        held: ranges(&held),
-    });
+    turn.note(Transition::MemberSuperseded { member_id: request.member_id.clone(), held: ranges(&held) });
 }
 
 fn refuse_beyond_limit(turn: &Turn<'_>) -> Option<Answer> {
@@ -228,30 +199,16 @@ fn admit(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
     let (now, settings) = (turn.now, &turn.context.settings);
     let (ttl, join_metadata_version) = (settings.member_lease_ttl_ms, turn.group.metadata_version);
     let former = turn.group.members.remove(&request.member_id);
-    let mut superseded = former
-        .as_ref()
-        .map(|member| member.superseded.clone())
-        .unwrap_or_default();
+    let mut superseded = former.as_ref().map(|member| member.superseded.clone()).unwrap_or_default();
     if let Some(instance_id) = former.as_ref().and_then(|member| member.instance_id.clone()) {
-        superseded.push(Superseded {
-            instance_id,
-            superseded_at: now,
-        });
+        superseded.push(Superseded { instance_id, superseded_at: now });
     }
     superseded.retain(|one| Some(&one.instance_id) != request.instance_id.as_ref());
     forget_old_incarnations(&mut superseded, turn);
     let same_instance = request.instance_id.is_some()
-        && former
-            .as_ref()
-            .is_some_and(|member| member.instance_id == request.instance_id);
-    let sequence_before = former
-        .as_ref()
-        .filter(|_| same_instance)
-        .and_then(|member| member.live.sequence);
-    let lease_before = former
-        .as_ref()
-        .map(|member| member.live.member_lease_expires_at)
-        .unwrap_or_default();
+        && former.as_ref().is_some_and(|member| member.instance_id == request.instance_id);
+    let sequence_before = former.as_ref().filter(|_| same_instance).and_then(|member| member.live.sequence);
+    let lease_before = former.as_ref().map(|member| member.live.member_lease_expires_at).unwrap_or_default();
     let member = Member {
         member_name: request.member_name.clone(),
         state: MemberState::Starting,
@@ -289,9 +246,7 @@ fn admit(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
 fn forget_old_incarnations(superseded: &mut Vec<Superseded>, turn: &Turn<'_>) {
     let lease = millis(turn.context.settings.member_lease_ttl_ms);
     while superseded.len() > SUPERSEDED_REMEMBERED {
-        let oldest_is_young = superseded
-            .first()
-            .is_some_and(|one| turn.now.since(one.superseded_at) < lease);
+        let oldest_is_young = superseded.first().is_some_and(|one| turn.now.since(one.superseded_at) < lease);
         if oldest_is_young && superseded.len() <= SUPERSEDED_AT_MOST {
             break;
         }
@@ -301,9 +256,7 @@ fn forget_old_incarnations(superseded: &mut Vec<Superseded>, turn: &Turn<'_>) {
 
 pub(crate) fn busy_workers(request: &HeartbeatRequest) -> u32 {
     let capacity = request.runtime_consumer_capacity;
-    capacity
-        .runtime_max_concurrency
-        .saturating_sub(capacity.available_concurrency)
+    capacity.runtime_max_concurrency.saturating_sub(capacity.available_concurrency)
 }
 
 /// Extends the member's lease from now; a lease end never moves backwards (protocol 2).
@@ -347,9 +300,7 @@ pub(crate) fn leave(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
         if let Some(member) = turn.change(id) {
             member.state = MemberState::Leaving;
         }
-        turn.note(Transition::MemberLeaving {
-            member_id: id.clone(),
-        });
+        turn.note(Transition::MemberLeaving { member_id: id.clone() });
     }
     ownership::accept_cut(turn, request);
     depart_if_done(turn, id);
@@ -358,9 +309,7 @@ pub(crate) fn leave(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
 
 /// A leaving member that holds nothing any more has left.
 pub(crate) fn depart_if_done(turn: &mut Turn<'_>, id: &str) {
-    let done = turn
-        .member(id)
-        .is_some_and(|m| m.state == MemberState::Leaving && m.holds_nothing());
+    let done = turn.member(id).is_some_and(|m| m.state == MemberState::Leaving && m.holds_nothing());
     if done {
         terminate(turn, id, MemberState::Expired, Termination::Left);
     }
@@ -381,11 +330,7 @@ pub(crate) fn terminate(turn: &mut Turn<'_>, id: &str, state: MemberState, cause
             member.live.confirmed_member_epoch = epoch;
         }
     }
-    turn.note(Transition::MemberGone {
-        member_id: id.to_owned(),
-        cause,
-        held: ranges(&held),
-    });
+    turn.note(Transition::MemberGone { member_id: id.to_owned(), cause, held: ranges(&held) });
 }
 
 /// Rule 8: epochs from the confirmed one up to the current one are the member's own; answers with the newer
@@ -401,9 +346,7 @@ pub(crate) fn check_epoch(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Op
         return Some(Answer::fenced(reason));
     }
     if epoch > member.live.member_epoch {
-        return Some(Answer::fenced(
-            "memberEpoch was never handed out: rejoin with epoch 0",
-        ));
+        return Some(Answer::fenced("memberEpoch was never handed out: rejoin with epoch 0"));
     }
     if epoch > member.live.confirmed_member_epoch
         && let Some(member) = turn.touch(&request.member_id)

@@ -22,20 +22,13 @@ struct Report {
 impl Report {
     fn of(request: &HeartbeatRequest) -> Self {
         Report {
-            owned: request
-                .owned_shards
-                .iter()
-                .map(|shard| shard.shard_index)
-                .collect(),
+            owned: request.owned_shards.iter().map(|shard| shard.shard_index).collect(),
             draining: request
                 .revoking_shards
                 .iter()
                 .filter(|report| !report.is_finished())
                 .map(|report| {
-                    let revoking = Revoking {
-                        state: report.state,
-                        in_flight: report.in_flight,
-                    };
+                    let revoking = Revoking { state: report.state, in_flight: report.in_flight };
                     (report.shard.shard_index, revoking)
                 })
                 .collect(),
@@ -148,10 +141,7 @@ fn accept(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: Report) {
     if !released.is_empty() {
         turn.move_version();
         turn.counts.releases += u64::try_from(released.len()).unwrap_or(u64::MAX);
-        turn.note(Transition::Released {
-            member_id: id.clone(),
-            shards: ranges(&released),
-        });
+        turn.note(Transition::Released { member_id: id.clone(), shards: ranges(&released) });
     }
 }
 
@@ -161,12 +151,7 @@ fn progress_rows(request: &HeartbeatRequest) -> (Vec<rsc_protocol::ShardProgress
         .owned_shards
         .iter()
         .map(|shard| shard.shard_index)
-        .chain(
-            request
-                .revoking_shards
-                .iter()
-                .map(|report| report.shard.shard_index),
-        )
+        .chain(request.revoking_shards.iter().map(|report| report.shard.shard_index))
         .collect();
     let mut seen = ShardSet::new();
     let rows: Vec<_> = request

@@ -30,11 +30,7 @@ pub struct Context {
 
 /// Something that happened, for the history and the log; never read back as truth.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(
-    tag = "type",
-    rename_all = "SCREAMING_SNAKE_CASE",
-    rename_all_fields = "camelCase"
-)]
+#[serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE", rename_all_fields = "camelCase")]
 pub enum Transition {
     /// The group was created.
     GroupCreated {
@@ -196,9 +192,7 @@ impl<'c> Turn<'c> {
 
     /// Whether a live member other than `id` holds `shard`.
     pub(crate) fn is_held_by_another(&self, id: &str, shard: u32) -> bool {
-        self.group
-            .live_members()
-            .any(|(other, member)| other != id && member.holds(shard))
+        self.group.live_members().any(|(other, member)| other != id && member.holds(shard))
     }
 
     pub(crate) fn note(&mut self, transition: Transition) {
@@ -217,13 +211,7 @@ pub(crate) fn ranges(shards: &ShardSet) -> String {
     }
     let texts: Vec<String> = runs
         .into_iter()
-        .map(|(first, last)| {
-            if first == last {
-                first.to_string()
-            } else {
-                format!("{first}-{last}")
-            }
-        })
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") })
         .collect();
     texts.join(",")
 }

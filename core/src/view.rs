@@ -118,8 +118,5 @@ fn blank(turn: &Turn<'_>, request: &HeartbeatRequest, status: Status) -> Heartbe
 }
 
 fn shard_refs(shards: &ShardSet) -> Vec<ShardRef> {
-    shards
-        .iter()
-        .map(|shard_index| ShardRef { shard_index })
-        .collect()
+    shards.iter().map(|shard_index| ShardRef { shard_index }).collect()
 }

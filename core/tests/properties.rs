@@ -68,11 +68,7 @@ impl Process {
     /// What this process may be touching now, as far as it knows itself.
     fn touches(&self, now: Timestamp) -> impl Iterator<Item = u32> + '_ {
         let alive = self.running && now < self.lease_until;
-        self.reading
-            .iter()
-            .chain(&self.draining)
-            .copied()
-            .filter(move |_| alive)
+        self.reading.iter().chain(&self.draining).copied().filter(move |_| alive)
     }
 
     fn notice_time(&mut self, now: Timestamp) {
@@ -85,11 +81,7 @@ impl Process {
     fn request(&mut self, bench: &mut Bench) -> HeartbeatRequest {
         self.sequence += 1;
         let list = |shards: &BTreeSet<u32>| shards.iter().copied().collect::<Vec<_>>();
-        let epoch = if self.leaving && self.epoch > 0 {
-            -1
-        } else {
-            self.epoch
-        };
+        let epoch = if self.leaving && self.epoch > 0 { -1 } else { self.epoch };
         let mut request = bench
             .request(self.id)
             .epoch(epoch)
@@ -240,12 +232,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut world = World {
-            bench: Bench::new(SHARDS),
-            processes: Vec::new(),
-            network: Vec::new(),
-            instances: 0,
-        };
+        let mut world =
+            World { bench: Bench::new(SHARDS), processes: Vec::new(), network: Vec::new(), instances: 0 };
         world.start("a", Kind::Full);
         world.start("b", Kind::Old);
         world.start("c", Kind::Full);
@@ -255,8 +243,7 @@ impl World {
     fn start(&mut self, id: &'static str, kind: Kind) {
         self.instances += 1;
         let instance = (!matches!(kind, Kind::Old)).then(|| format!("instance-{}", self.instances));
-        self.processes
-            .push(Process::new(id, instance, matches!(kind, Kind::Full)));
+        self.processes.push(Process::new(id, instance, matches!(kind, Kind::Full)));
     }
 
     fn act(&mut self, action: &Action) {
@@ -290,9 +277,7 @@ impl World {
             Action::Pass(millis) => {
                 self.bench.pass(*millis);
                 let now = self.bench.now;
-                self.processes
-                    .iter_mut()
-                    .for_each(|process| process.notice_time(now));
+                self.processes.iter_mut().for_each(|process| process.notice_time(now));
             }
             Action::FinishDrains(process) => {
                 if let Some(process) = self.processes.get_mut(*process) {
@@ -317,10 +302,7 @@ impl World {
                 }
             }
             Action::Lie { process, shards } => {
-                let joined = self
-                    .processes
-                    .get_mut(*process)
-                    .filter(|process| process.epoch > 0);
+                let joined = self.processes.get_mut(*process).filter(|process| process.epoch > 0);
                 if let Some(process) = joined {
                     process.sequence += 1;
                     let draining: Vec<u32> = process.draining.difference(shards).copied().collect();
@@ -351,9 +333,7 @@ impl World {
             if let Reply::Heartbeat(response) = reply
                 && !lost
             {
-                self.processes
-                    .iter_mut()
-                    .for_each(|process| process.receive(&response));
+                self.processes.iter_mut().for_each(|process| process.receive(&response));
             }
         }
     }
@@ -385,15 +365,9 @@ impl World {
                 .filter(|i| self.processes[*i].id == id && self.processes[*i].running)
                 .collect();
             alive.pop();
-            alive
-                .into_iter()
-                .for_each(|index| self.processes[index].running = false);
+            alive.into_iter().for_each(|index| self.processes[index].running = false);
         }
-        if self
-            .processes
-            .iter()
-            .all(|process| !process.running || process.leaving)
-        {
+        if self.processes.iter().all(|process| !process.running || process.leaving) {
             self.start("a", Kind::Full);
         }
         let bound = self.bench.now.plus(REBALANCE + 4 * LEASE);
@@ -402,11 +376,7 @@ impl World {
                 self.act(&Action::FinishDrains(index));
                 if self.processes[index].running {
                     self.act(&Action::Send(index));
-                    self.act(&Action::Deliver {
-                        message: 0,
-                        keep: false,
-                        lost: false,
-                    });
+                    self.act(&Action::Deliver { message: 0, keep: false, lost: false });
                 } else if self.processes[index].id != "stopped" && self.was_told_to_stop(index) {
                     // A person restarts what stopped with INVALID_REQUEST.
                     let id = self.processes[index].id;
@@ -415,29 +385,19 @@ impl World {
                 }
             }
             let group = self.bench.group();
-            let reading: BTreeSet<u32> = self
-                .processes
-                .iter()
-                .flat_map(|process| process.touches(self.bench.now))
-                .collect();
+            let reading: BTreeSet<u32> =
+                self.processes.iter().flat_map(|process| process.touches(self.bench.now)).collect();
             if group.state == GroupState::Stable && reading.len() == SHARDS as usize {
                 return;
             }
-            assert!(
-                self.bench.now < bound,
-                "does not heal: {:#?}\n{group:#?}",
-                self.processes
-            );
+            assert!(self.bench.now < bound, "does not heal: {:#?}\n{group:#?}", self.processes);
             self.bench.pass(1_000);
         }
     }
 
     fn was_told_to_stop(&self, index: usize) -> bool {
         let id = self.processes[index].id;
-        !self
-            .processes
-            .iter()
-            .any(|process| process.running && process.id == id)
+        !self.processes.iter().any(|process| process.running && process.id == id)
             && self.processes.iter().rposition(|process| process.id == id) == Some(index)
     }
 }

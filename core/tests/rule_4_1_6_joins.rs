@@ -48,21 +48,14 @@ fn rule_4_1_6_the_same_join_again_by_instance_moves_no_epoch_and_shrinks_no_gran
     for again in [join.instance("p-1", 1), by_client, unordered] {
         let request_id = again.request_id.clone();
         let mut answer = bench.send(again);
-        assert_eq!(
-            std::mem::replace(&mut answer.response_to, first.response_to.clone()),
-            request_id
-        );
+        assert_eq!(std::mem::replace(&mut answer.response_to, first.response_to.clone()), request_id);
         assert_eq!(answer, first, "the same answer");
         assert!(bench.is_lease_only());
     }
     let group = bench.group();
     assert_eq!(group.group_epoch, before.group_epoch);
     assert_eq!(group.members["p"].granted, before.members["p"].granted);
-    assert_eq!(
-        group.members["p"].live.member_lease_expires_at,
-        bench.now.plus(LEASE),
-        "as the answer says"
-    );
+    assert_eq!(group.members["p"].live.member_lease_expires_at, bench.now.plus(LEASE), "as the answer says");
     assert!(group.holds.is_empty());
 }
 
@@ -85,10 +78,7 @@ fn rule_4_1_6_the_same_join_again_keeps_what_was_granted_though_the_target_has_m
         bench.send(join.clone());
         let mut m = another_joins(&mut bench);
         let again = bench.send(join);
-        assert_eq!(
-            (again.status, assigned(&again), awaited(&again)),
-            (Status::Ok, vec![0], vec![1])
-        );
+        assert_eq!((again.status, assigned(&again), awaited(&again)), (Status::Ok, vec![0], vec![1]));
         let granted: Vec<u32> = bench.group().members["p"].granted.keys().copied().collect();
         assert_eq!(granted, [0, 1]);
         assert_eq!(assigned(&m.beat(&mut bench)), [0_u32; 0]);
@@ -99,10 +89,7 @@ fn rule_4_1_6_the_same_join_again_keeps_what_was_granted_though_the_target_has_m
 fn rule_4_1_6_once_ownership_was_reported_a_join_is_not_the_same_join_again() {
     let (mut bench, p) = settled(Client::new("p", "p-1"));
     let before = bench.group();
-    let restart = bench
-        .request("p")
-        .version(p.version)
-        .instance("p-1", p.sequence + 1);
+    let restart = bench.request("p").version(p.version).instance("p-1", p.sequence + 1);
     let answer = bench.send(restart);
     assert!(bench.group().group_epoch > before.group_epoch);
     assert!(answer.member_epoch > p.epoch);
@@ -120,10 +107,7 @@ fn rule_4_1_6_same_instance_with_a_higher_sequence_has_stopped_and_its_shards_ar
     assert!(bench.group().holds.is_empty());
     assert_eq!(assigned(&m.beat(&mut bench)), [1], "no drain to wait for");
     let member = &bench.group().members["p"];
-    assert_eq!(
-        (member.state, member.superseded.len()),
-        (MemberState::Starting, 0)
-    );
+    assert_eq!((member.state, member.superseded.len()), (MemberState::Starting, 0));
 }
 
 #[test]
@@ -131,10 +115,7 @@ fn rule_4_1_6_a_late_copy_of_an_instances_join_is_answered_retry() {
     let mut bench = Bench::new(2);
     let join = without_sequence(bench.request("p").instance("p-1", 0));
     let answer = bench.send(join.clone());
-    let steady = bench
-        .request("p")
-        .epoch(answer.member_epoch)
-        .version(answer.metadata_version);
+    let steady = bench.request("p").epoch(answer.member_epoch).version(answer.metadata_version);
     let steady = without_sequence(steady.owned(&[0, 1]).instance("p-1", 0));
     bench.send(steady);
     assert_eq!(send_in_vain(&mut bench, join.clone()).status, Status::Retry);
@@ -159,16 +140,11 @@ fn rule_4_1_6_a_late_copy_of_a_join_without_instance_does_not_supersede_its_own_
 
 #[test]
 fn rule_4_1_6_a_second_process_takes_the_place_and_what_the_former_held_goes_on_hold() {
-    let newcomers: [fn(&mut Bench) -> HeartbeatRequest; 2] = [
-        |bench| bench.request("p").instance("p-2", 1),
-        |bench| bench.request("p"),
-    ];
+    let newcomers: [fn(&mut Bench) -> HeartbeatRequest; 2] =
+        [|bench| bench.request("p").instance("p-2", 1), |bench| bench.request("p")];
     for former in [Client::new("p", "p-1"), Client::old("p")] {
         for newcomer in newcomers {
-            let former = Client {
-                instance: former.instance.clone(),
-                ..Client::old("p")
-            };
+            let former = Client { instance: former.instance.clone(), ..Client::old("p") };
             let (mut bench, mut former) = settled(former);
             let before = bench.group();
             let lease_end = before.members["p"].live.member_lease_expires_at;
@@ -181,18 +157,11 @@ fn rule_4_1_6_a_second_process_takes_the_place_and_what_the_former_held_goes_on_
             assert!(answer.member_epoch > former.epoch && group.group_epoch > before.group_epoch);
             assert_eq!(group.members["p"].instance_id, instance);
             assert!(group.members["p"].holds_nothing());
-            let holds: Vec<_> = group
-                .holds
-                .iter()
-                .map(|h| (h.shard_index, h.cause, h.until))
-                .collect();
+            let holds: Vec<_> = group.holds.iter().map(|h| (h.shard_index, h.cause, h.until)).collect();
             let superseded = HoldCause::Superseded;
             assert_eq!(holds, [(0, superseded, lease_end), (1, superseded, lease_end)]);
             let heartbeat = former.request(&mut bench, true);
-            assert_eq!(
-                send_in_vain(&mut bench, heartbeat).status,
-                Status::FencedMemberEpoch
-            );
+            assert_eq!(send_in_vain(&mut bench, heartbeat).status, Status::FencedMemberEpoch);
         }
     }
 }
@@ -211,29 +180,18 @@ fn rule_4_1_6_a_superseded_instance_is_told_retry_until_its_successor_is_heard()
     };
     assert_eq!(comes_back(&mut bench).status, Status::Retry);
     bench.send(join);
-    assert_eq!(
-        comes_back(&mut bench).status,
-        Status::Retry,
-        "a join repeated is nothing but a join"
-    );
+    assert_eq!(comes_back(&mut bench).status, Status::Retry, "a join repeated is nothing but a join");
     new.beat(&mut bench);
     let answer = comes_back(&mut bench);
     assert_eq!((answer.status, answer.member_epoch), (Status::InvalidRequest, 0));
-    assert!(
-        answer.reason.contains("memberId p "),
-        "the reason names the id: {}",
-        answer.reason
-    );
+    assert!(answer.reason.contains("memberId p "), "the reason names the id: {}", answer.reason);
     assert_eq!(bench.group().members["p"].instance_id.as_deref(), Some("p-2"));
     // Only while its successor lives.
     bench.pass(LEASE);
     assert_eq!(comes_back(&mut bench).status, Status::Ok);
     assert_eq!(bench.group().members["p"].instance_id.as_deref(), Some("p-1"));
-    let superseded: Vec<_> = bench.group().members["p"]
-        .superseded
-        .iter()
-        .map(|former| former.instance_id.clone())
-        .collect();
+    let superseded: Vec<_> =
+        bench.group().members["p"].superseded.iter().map(|former| former.instance_id.clone()).collect();
     assert_eq!(superseded, ["p-2"], "the accepted one is never on that list");
 }
 
@@ -242,15 +200,8 @@ fn rule_4_1_6_a_superseded_instance_that_may_not_join_may_not_become_accepted_by
     let (mut bench, old) = settled(Client::new("p", "p-1"));
     Client::new("p", "p-2").beat(&mut bench);
     for epoch in [-1, old.epoch] {
-        let request = bench
-            .request("p")
-            .epoch(epoch)
-            .version(old.version)
-            .instance("p-1", 9_000);
-        assert_eq!(
-            send_in_vain(&mut bench, request).status,
-            Status::FencedMemberEpoch
-        );
+        let request = bench.request("p").epoch(epoch).version(old.version).instance("p-1", 9_000);
+        assert_eq!(send_in_vain(&mut bench, request).status, Status::FencedMemberEpoch);
     }
 }
 
@@ -265,10 +216,7 @@ fn restarts(bench: &mut Bench, numbers: std::ops::Range<usize>, apart: i64) {
 
 fn remembers(bench: &mut Bench, instance: &str) -> bool {
     let group = bench.group();
-    group.members["p"]
-        .superseded
-        .iter()
-        .any(|former| former.instance_id == instance)
+    group.members["p"].superseded.iter().any(|former| former.instance_id == instance)
 }
 
 #[test]
@@ -286,10 +234,7 @@ fn rule_4_1_6_the_last_eight_superseded_instances_are_remembered_however_long_ag
 fn rule_4_1_6_superseded_instances_are_remembered_at_least_one_lease_long() {
     let (mut bench, _) = settled(Client::new("p", "p-1"));
     restarts(&mut bench, 0..12, 100);
-    assert!(
-        remembers(&mut bench, "p-1"),
-        "a crash loop must not let a dead process back in"
-    );
+    assert!(remembers(&mut bench, "p-1"), "a crash loop must not let a dead process back in");
     restarts(&mut bench, 12..21, LEASE - 1);
     assert_eq!(bench.group().members["p"].superseded.len(), 8);
 }
@@ -304,9 +249,5 @@ fn rule_4_1_6_an_instance_that_joins_where_another_had_expired_is_its_successor(
     old.epoch = 0;
     old.owned.clear();
     let request = old.request(&mut bench, true);
-    assert_eq!(
-        send_in_vain(&mut bench, request).status,
-        Status::InvalidRequest,
-        "two processes, one id"
-    );
+    assert_eq!(send_in_vain(&mut bench, request).status, Status::InvalidRequest, "two processes, one id");
 }

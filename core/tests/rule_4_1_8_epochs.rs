@@ -51,26 +51,13 @@ fn rule_4_1_8_an_epoch_between_confirmed_and_current_is_accepted_and_confirmed()
         let (mut bench, mut p, epochs) = lost_epochs();
         p.epoch = epochs[index];
         let request = p.request(&mut bench, true);
-        assert_eq!(
-            bench.send(request).status,
-            Status::Ok,
-            "epoch {index} of {epochs:?}"
-        );
+        assert_eq!(bench.send(request).status, Status::Ok, "epoch {index} of {epochs:?}");
         let confirmed = bench.group().members["p"].live.confirmed_member_epoch;
         assert_eq!(i64::try_from(confirmed).unwrap(), epochs[index]);
         for (older, epoch) in epochs.into_iter().enumerate() {
             let request = p.request(&mut bench, true).epoch(epoch);
-            let expected = if older < index {
-                Status::FencedMemberEpoch
-            } else {
-                Status::Ok
-            };
-            assert_eq!(
-                bench.send(request).status,
-                expected,
-                "{epoch} after {} was confirmed",
-                epochs[index]
-            );
+            let expected = if older < index { Status::FencedMemberEpoch } else { Status::Ok };
+            assert_eq!(bench.send(request).status, expected, "{epoch} after {} was confirmed", epochs[index]);
         }
     }
 }
@@ -84,10 +71,7 @@ fn rule_4_1_8_a_lower_epoch_is_fenced_and_the_accepted_incarnation_untouched() {
     for epoch in [1, epochs[0]] {
         let request = p.request(&mut bench, true).epoch(epoch).owned(&[]);
         let answer = send_in_vain(&mut bench, request);
-        assert_eq!(
-            (answer.status, answer.member_epoch),
-            (Status::FencedMemberEpoch, 0)
-        );
+        assert_eq!((answer.status, answer.member_epoch), (Status::FencedMemberEpoch, 0));
     }
     assert_eq!(bench.group().members["p"].state, MemberState::Active);
 }
@@ -104,27 +88,12 @@ fn protocol_1_a_member_epoch_moves_only_when_the_member_itself_is_answered() {
     let group = bench.group();
     assert!(group.assignment_epoch > before.assignment_epoch);
     for id in ["p", "m"] {
-        assert_eq!(
-            epochs(&bench, id),
-            epochs_of(&before, id),
-            "{id} was not answered"
-        );
+        assert_eq!(epochs(&bench, id), epochs_of(&before, id), "{id} was not answered");
     }
     let answer = p.beat_draining(&mut bench);
-    assert_eq!(
-        answer.member_epoch,
-        i64::try_from(group.assignment_epoch).unwrap()
-    );
-    assert_eq!(
-        epochs(&bench, "p"),
-        (group.assignment_epoch, before.members["p"].live.member_epoch)
-    );
-    assert_eq!(
-        epochs(&bench, "m"),
-        epochs_of(&before, "m"),
-        "{} was not answered",
-        m.id
-    );
+    assert_eq!(answer.member_epoch, i64::try_from(group.assignment_epoch).unwrap());
+    assert_eq!(epochs(&bench, "p"), (group.assignment_epoch, before.members["p"].live.member_epoch));
+    assert_eq!(epochs(&bench, "m"), epochs_of(&before, "m"), "{} was not answered", m.id);
     p.beat_draining(&mut bench);
     assert_eq!(
         epochs(&bench, "p"),

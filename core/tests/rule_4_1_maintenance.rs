@@ -38,10 +38,7 @@ fn rule_4_1_1_a_member_expires_when_its_lease_is_over_and_its_shards_are_free_at
     let end = lease_end(&bench, "p");
     pass_until(&mut bench, end.plus(-1), &mut m);
     bench.tick();
-    assert!(
-        bench.group().members["p"].is_live(),
-        "one millisecond before the end"
-    );
+    assert!(bench.group().members["p"].is_live(), "one millisecond before the end");
     bench.pass(1);
     let answer = m.beat(&mut bench);
     let group = bench.group();
@@ -59,37 +56,21 @@ fn rule_4_1_1_maintenance_comes_before_the_request_is_decided() {
     let end = lease_end(&bench, "p");
     bench.now = end;
     let request = p.request(&mut bench, true);
-    assert_eq!(
-        bench.send(request).status,
-        Status::FencedMemberEpoch,
-        "its own lease is over, too"
-    );
+    assert_eq!(bench.send(request).status, Status::FencedMemberEpoch, "its own lease is over, too");
     assert_eq!(bench.group().members["p"].state, MemberState::Expired);
 }
 
 #[test]
 fn rule_4_1_1_a_leaver_that_falls_silent_expires() {
     let (mut bench, p, mut m) = two_settled();
-    let leave = bench
-        .request("p")
-        .epoch(-1)
-        .version(p.version)
-        .draining(&p.owned)
-        .instance("p-1", 9_000);
+    let leave = bench.request("p").epoch(-1).version(p.version).draining(&p.owned).instance("p-1", 9_000);
     bench.send(leave);
     assert_eq!(bench.group().members["p"].state, MemberState::Leaving);
     let end = lease_end(&bench, "p");
     assert!(end < bench.group().members["p"].rebalance_deadline_at.unwrap());
     pass_until(&mut bench, end, &mut m);
-    assert_eq!(
-        assigned(&m.beat(&mut bench)),
-        [0, 1, 2, 3],
-        "not blocked until the rebalance timeout"
-    );
-    assert_eq!(
-        bench.group().members["p"].termination,
-        Some(Termination::LeaseExpired)
-    );
+    assert_eq!(assigned(&m.beat(&mut bench)), [0, 1, 2, 3], "not blocked until the rebalance timeout");
+    assert_eq!(bench.group().members["p"].termination, Some(Termination::LeaseExpired));
 }
 
 #[test]
@@ -104,10 +85,7 @@ fn rule_4_1_1_a_silent_drainer_whose_lease_is_over_expires_instead_of_being_fenc
     bench.tick();
     let group = bench.group();
     assert_eq!(group.members["p"].termination, Some(Termination::LeaseExpired));
-    assert!(
-        group.holds.is_empty(),
-        "its lease is over: it reads nothing any more"
-    );
+    assert!(group.holds.is_empty(), "its lease is over: it reads nothing any more");
 }
 
 #[test]
@@ -124,15 +102,8 @@ fn rule_4_1_1_old_terminal_members_are_pruned_with_their_live_field() {
     bench.pass(1);
     bench.tick();
     assert!(!bench.group().members.contains_key("p"));
-    assert!(
-        !bench.fields.contains_key("live:p"),
-        "a member that goes takes its field along"
-    );
-    assert_eq!(
-        bench.group().metadata_version,
-        before.metadata_version,
-        "nobody observes that"
-    );
+    assert!(!bench.fields.contains_key("live:p"), "a member that goes takes its field along");
+    assert_eq!(bench.group().metadata_version, before.metadata_version, "nobody observes that");
     let answer = bench.request("p").epoch(2).version(2).instance("p-1", 9_000);
     assert_eq!(bench.send(answer).status, Status::UnknownMemberId);
 }
@@ -150,27 +121,15 @@ fn rule_4_1_1_a_member_pruned_and_joining_in_one_turn_has_its_live_field_written
     let join = bench.request("p");
     assert_eq!(bench.send(join).status, Status::Ok);
     let write = bench.last_write().unwrap();
-    assert!(
-        write.live.iter().any(|(id, _)| id == "p"),
-        "a join rewrites it (protocol 2)"
-    );
-    assert!(
-        !write.removed_live.contains(&"p".to_owned()),
-        "{:?}",
-        write.removed_live
-    );
+    assert!(write.live.iter().any(|(id, _)| id == "p"), "a join rewrites it (protocol 2)");
+    assert!(!write.removed_live.contains(&"p".to_owned()), "{:?}", write.removed_live);
     assert!(bench.fields.contains_key("live:p"));
 }
 
 #[test]
 fn rule_4_1_1_out_of_service_nobody_expires_leavers_included() {
     let (mut bench, p, mut m) = two_settled();
-    let leave = bench
-        .request("p")
-        .epoch(-1)
-        .version(p.version)
-        .draining(&p.owned)
-        .instance("p-1", 9_000);
+    let leave = bench.request("p").epoch(-1).version(p.version).draining(&p.owned).instance("p-1", 9_000);
     bench.send(leave);
     bench.may_expire = false;
     bench.pass(LEASE);
@@ -182,10 +141,7 @@ fn rule_4_1_1_out_of_service_nobody_expires_leavers_included() {
     bench.may_expire = true;
     bench.tick();
     assert_eq!(bench.group().members["p"].state, MemberState::Expired);
-    assert!(
-        bench.group().members["m"].is_live(),
-        "whose lease was renewed meanwhile"
-    );
+    assert!(bench.group().members["m"].is_live(), "whose lease was renewed meanwhile");
 }
 
 #[test]
@@ -250,20 +206,14 @@ fn protocol_2_time_that_runs_backwards_expires_nobody_and_is_clamped_to_the_last
 fn protocol_2_a_lease_end_never_moves_backwards_and_the_ttl_told_is_recorded() {
     let (mut bench, mut p, _) = two_settled();
     let end = lease_end(&bench, "p");
-    bench.settings = Settings {
-        member_lease_ttl_ms: 6_000,
-        ..Settings::default()
-    };
+    bench.settings = Settings { member_lease_ttl_ms: 6_000, ..Settings::default() };
     bench.pass(1_000);
     let answer = p.beat(&mut bench);
     assert_eq!(answer.assignment_lease_ms, 6_000);
     assert_eq!(lease_end(&bench, "p"), end);
     let group = bench.group();
     assert_eq!(group.members["p"].live.member_lease_ttl_ms, 6_000);
-    assert_eq!(
-        group.members["m"].live.member_lease_ttl_ms, 15_000,
-        "m has not been told otherwise yet"
-    );
+    assert_eq!(group.members["m"].live.member_lease_ttl_ms, 15_000, "m has not been told otherwise yet");
     // A rejoin does not shorten what the member was promised before either.
     let mut again = Client::new("p", "p-2");
     again.beat(&mut bench);
@@ -298,19 +248,11 @@ fn protocol_2_an_instance_whose_time_jumped_does_not_give_back_what_is_drained()
     settle(&mut bench, &mut [&mut p]);
     m.beat(&mut bench);
     assert_eq!(assigned(&p.beat_draining(&mut bench)), [0]);
-    let leave = bench
-        .request("m")
-        .epoch(-1)
-        .version(m.version)
-        .instance("m-1", 9_000);
+    let leave = bench.request("m").epoch(-1).version(m.version).instance("m-1", 9_000);
     bench.send(leave);
     bench.may_grant = false;
     let answer = p.beat_draining(&mut bench);
-    assert_eq!(
-        (assigned(&answer), pending(&answer)),
-        (vec![0], vec![1]),
-        "a new stamp is a grant"
-    );
+    assert_eq!((assigned(&answer), pending(&answer)), (vec![0], vec![1]), "a new stamp is a grant");
     bench.may_grant = true;
     assert_eq!(assigned(&p.beat_draining(&mut bench)), [0, 1]);
 }
@@ -335,11 +277,7 @@ fn protocol_2_the_next_deadline_is_the_earliest_of_lease_drain_hold_and_retentio
     bench.now = deadline;
     bench.tick();
     let until = bench.group().holds.iter().map(|hold| hold.until).min().unwrap();
-    assert_eq!(
-        next(&bench),
-        Some(until),
-        "p is fenced, its hold ends before the others' leases"
-    );
+    assert_eq!(next(&bench), Some(until), "p is fenced, its hold ends before the others' leases");
     // Nobody is left but terminal members.
     bench.pass(2 * LEASE);
     bench.tick();
@@ -354,26 +292,15 @@ fn protocol_2_the_next_deadline_is_the_earliest_of_lease_drain_hold_and_retentio
 fn protocol_7_a_longer_routing_lease_is_recorded_before_it_is_used_and_lowered_only_once_run_out() {
     let (mut bench, _, _) = two_settled();
     assert_eq!(bench.group().max_routing_cache_ttl_ms, 30_000);
-    assert_eq!(
-        bench.group().routing(90_000).routing_cache_ttl_ms,
-        30_000,
-        "cut to what is recorded"
-    );
+    assert_eq!(bench.group().routing(90_000).routing_cache_ttl_ms, 30_000, "cut to what is recorded");
     bench.settings.routing_cache_ttl_ms = 90_000;
     bench.turn(&[Command::Tick]);
-    assert!(matches!(
-        bench.last_write().unwrap().kind,
-        WriteKind::Structural { .. }
-    ));
+    assert!(matches!(bench.last_write().unwrap().kind, WriteKind::Structural { .. }));
     assert_eq!(bench.group().routing(90_000).routing_cache_ttl_ms, 90_000);
     bench.settings.routing_cache_ttl_ms = 10_000;
     bench.routing_ttl_age_ms = 90_000;
     bench.tick();
-    assert_eq!(
-        bench.group().max_routing_cache_ttl_ms,
-        90_000,
-        "one of 90 s may still be out"
-    );
+    assert_eq!(bench.group().max_routing_cache_ttl_ms, 90_000, "one of 90 s may still be out");
     assert_eq!(bench.group().routing(10_000).routing_cache_ttl_ms, 10_000);
     bench.routing_ttl_age_ms = 90_001;
     bench.tick();

@@ -51,10 +51,7 @@ fn rule_4_1_4_an_unknown_member_joins_with_epoch_0_and_what_it_reports_to_own_is
     let member = &bench.group().members["p"];
     assert_eq!(member.state, MemberState::Starting);
     assert!(member.current.is_empty() && member.revoking.is_empty());
-    assert_eq!(
-        answer.member_epoch,
-        i64::try_from(bench.group().assignment_epoch).unwrap()
-    );
+    assert_eq!(answer.member_epoch, i64::try_from(bench.group().assignment_epoch).unwrap());
     assert_eq!(member.live.confirmed_member_epoch, member.live.member_epoch);
 }
 
@@ -62,11 +59,7 @@ fn rule_4_1_4_an_unknown_member_joins_with_epoch_0_and_what_it_reports_to_own_is
 fn rule_4_1_4_an_unknown_member_with_any_other_epoch_is_told_that_it_is_unknown() {
     let (mut bench, p) = one_settled(2);
     for epoch in [-1, 1, p.epoch] {
-        let request = bench
-            .request("stranger")
-            .epoch(epoch)
-            .version(p.version)
-            .owned(&[0]);
+        let request = bench.request("stranger").epoch(epoch).version(p.version).owned(&[0]);
         assert_eq!(send_in_vain(&mut bench, request).status, Status::UnknownMemberId);
     }
 }
@@ -81,19 +74,12 @@ fn protocol_3_a_member_is_starting_until_its_first_heartbeat_and_active_from_the
     p.beat(&mut bench);
     assert_eq!(state(&bench, "p"), MemberState::Active);
     assert_eq!(bench.group().group_epoch, before.group_epoch);
-    assert_eq!(
-        bench.group().metadata_version,
-        before.metadata_version,
-        "membership did not change"
-    );
+    assert_eq!(bench.group().metadata_version, before.metadata_version, "membership did not change");
 }
 
 #[test]
 fn protocol_12_a_group_takes_no_more_live_members_than_allowed() {
-    let settings = Settings {
-        max_members_per_group: 2,
-        ..Settings::default()
-    };
+    let settings = Settings { max_members_per_group: 2, ..Settings::default() };
     let mut bench = Bench::with_settings(4, settings);
     let (mut p, mut m) = (Client::new("p", "p-1"), Client::new("m", "m-1"));
     settle(&mut bench, &mut [&mut p, &mut m]);
@@ -101,13 +87,7 @@ fn protocol_12_a_group_takes_no_more_live_members_than_allowed() {
         let before = bench.fields.clone();
         let replies = bench.turn(&[heartbeat(request)]);
         assert!(
-            matches!(
-                &replies[0],
-                Reply::Refused {
-                    code: ErrorCode::GroupMaxSizeReached,
-                    ..
-                }
-            ),
+            matches!(&replies[0], Reply::Refused { code: ErrorCode::GroupMaxSizeReached, .. }),
             "{replies:?}"
         );
         assert_eq!(bench.fields, before, "a refusal changes nothing");
@@ -118,11 +98,7 @@ fn protocol_12_a_group_takes_no_more_live_members_than_allowed() {
     let rejoin = bench.request("p").instance("p-2", 1);
     assert_eq!(bench.send(rejoin).status, Status::Ok);
     // Only live members count; one that is gone needs a place to come back.
-    let leave = bench
-        .request("m")
-        .epoch(-1)
-        .version(m.version)
-        .instance("m-1", 9_000);
+    let leave = bench.request("m").epoch(-1).version(m.version).instance("m-1", 9_000);
     bench.send(leave);
     let join = bench.request("third");
     assert_eq!(bench.send(join).status, Status::Ok);
@@ -137,28 +113,17 @@ fn rule_4_1_5_an_expired_member_is_fenced_until_it_rejoins_with_0() {
     bench.tick();
     for epoch in [-1, 1, p.epoch] {
         let request = p.request(&mut bench, true).epoch(epoch);
-        assert_eq!(
-            send_in_vain(&mut bench, request).status,
-            Status::FencedMemberEpoch,
-            "epoch {epoch}"
-        );
+        assert_eq!(send_in_vain(&mut bench, request).status, Status::FencedMemberEpoch, "epoch {epoch}");
     }
     let before = bench.group();
     let rejoin = p.request(&mut bench, true).epoch(0).owned(&[5]);
     let answer = bench.send(rejoin);
-    assert_eq!(
-        (answer.status, assigned(&answer)),
-        (Status::Ok, vec![0, 1]),
-        "reported ownership is ignored"
-    );
+    assert_eq!((answer.status, assigned(&answer)), (Status::Ok, vec![0, 1]), "reported ownership is ignored");
     let group = bench.group();
     assert!(group.group_epoch > before.group_epoch);
     assert_eq!(answer.member_epoch, i64::try_from(group.group_epoch).unwrap());
     let member = &group.members["p"];
-    assert_eq!(
-        (member.state, member.termination, member.terminated_at),
-        (MemberState::Starting, None, None)
-    );
+    assert_eq!((member.state, member.termination, member.terminated_at), (MemberState::Starting, None, None));
     assert!(member.current.is_empty());
 }
 
@@ -169,11 +134,7 @@ fn rule_4_1_5_a_fenced_member_is_fenced_until_it_rejoins_with_0() {
     let epoch = i64::try_from(bench.group().members["p"].live.member_epoch).unwrap();
     for epoch in [-1, 1, p.epoch, epoch] {
         let request = p.request(&mut bench, true).epoch(epoch);
-        assert_eq!(
-            send_in_vain(&mut bench, request).status,
-            Status::FencedMemberEpoch,
-            "epoch {epoch}"
-        );
+        assert_eq!(send_in_vain(&mut bench, request).status, Status::FencedMemberEpoch, "epoch {epoch}");
     }
     let rejoin = p.request(&mut bench, true).epoch(0).owned(&[]);
     let answer = bench.send(rejoin);
@@ -183,35 +144,17 @@ fn rule_4_1_5_a_fenced_member_is_fenced_until_it_rejoins_with_0() {
 #[test]
 fn rule_4_1_5_minus_one_from_one_that_had_left_gets_the_same_ok_with_nothing_assigned() {
     let (mut bench, p, _) = two_settled();
-    let leave = bench
-        .request("p")
-        .epoch(-1)
-        .version(p.version)
-        .revoked(&p.owned)
-        .instance("p-1", 9_000);
+    let leave = bench.request("p").epoch(-1).version(p.version).revoked(&p.owned).instance("p-1", 9_000);
     let first = bench.send(leave.clone());
     assert_eq!(bench.group().members["p"].termination, Some(Termination::Left));
-    assert_eq!(
-        (first.status, first.member_epoch, assigned(&first)),
-        (Status::Ok, -1, vec![])
-    );
+    assert_eq!((first.status, first.member_epoch, assigned(&first)), (Status::Ok, -1, vec![]));
     for sequence in [9_000, 9_001] {
         let again = send_in_vain(&mut bench, leave.clone().instance("p-1", sequence));
-        assert_eq!(
-            (again.status, again.member_epoch, assigned(&again)),
-            (Status::Ok, -1, vec![])
-        );
+        assert_eq!((again.status, again.member_epoch, assigned(&again)), (Status::Ok, -1, vec![]));
         assert!(pending(&again).is_empty() && awaited(&again).is_empty());
     }
-    let heartbeat = bench
-        .request("p")
-        .epoch(p.epoch)
-        .version(p.version)
-        .instance("p-1", 9_002);
-    assert_eq!(
-        send_in_vain(&mut bench, heartbeat).status,
-        Status::FencedMemberEpoch
-    );
+    let heartbeat = bench.request("p").epoch(p.epoch).version(p.version).instance("p-1", 9_002);
+    assert_eq!(send_in_vain(&mut bench, heartbeat).status, Status::FencedMemberEpoch);
 }
 
 #[test]
@@ -245,11 +188,7 @@ fn rule_4_1_5_rejoining_with_0_works_from_every_state() {
         p.epoch = 0;
         p.owned.clear();
         let answer = p.beat(&mut bench);
-        assert_eq!(
-            (answer.status, assigned(&answer)),
-            (Status::Ok, vec![0, 1]),
-            "from {expected:?}"
-        );
+        assert_eq!((answer.status, assigned(&answer)), (Status::Ok, vec![0, 1]), "from {expected:?}");
         settle(&mut bench, &mut [&mut p]);
         assert_eq!(state(&bench, "p"), MemberState::Active);
     }
@@ -265,28 +204,17 @@ fn rule_4_1_7_a_leavers_shards_go_pending_for_others_until_it_reports_them_relea
     let group = bench.group();
     assert_eq!(state(&bench, "p"), MemberState::Leaving);
     assert!(group.group_epoch > before.group_epoch && group.metadata_version > before.metadata_version);
-    assert_eq!(
-        (answer.status, answer.member_epoch, awaited(&answer)),
-        (Status::Ok, -1, theirs.clone())
-    );
+    assert_eq!((answer.status, answer.member_epoch, awaited(&answer)), (Status::Ok, -1, theirs.clone()));
     assert!(assigned(&answer).is_empty() && pending(&answer).is_empty());
     let waiting = m.beat(&mut bench);
     assert_eq!(pending(&waiting), theirs);
     // One is drained, the other is not: only that one is free.
-    let half = bench
-        .request("p")
-        .epoch(-1)
-        .version(answer.metadata_version)
-        .instance("p-1", 9_000);
+    let half = bench.request("p").epoch(-1).version(answer.metadata_version).instance("p-1", 9_000);
     bench.send(half.draining(&theirs[1..]).revoked(&theirs[..1]));
     let waiting = m.beat(&mut bench);
     assert_eq!(pending(&waiting), theirs[1..]);
     assert_eq!(state(&bench, "p"), MemberState::Leaving);
-    let done = bench
-        .request("p")
-        .epoch(-1)
-        .version(answer.metadata_version)
-        .instance("p-1", 9_001);
+    let done = bench.request("p").epoch(-1).version(answer.metadata_version).instance("p-1", 9_001);
     bench.send(done.revoked(&theirs[1..]));
     let group = bench.group();
     assert_eq!(state(&bench, "p"), MemberState::Expired);
@@ -339,11 +267,7 @@ fn rule_4_1_7_a_leaver_that_heard_nothing_may_leave_with_version_0_when_its_mess
     let leave = bench.request("p").epoch(-1).instance("p-1", 2);
     let answer = bench.send(leave);
     assert_eq!((answer.status, awaited(&answer)), (Status::Ok, vec![0, 1]));
-    let done = bench
-        .request("p")
-        .epoch(-1)
-        .version(answer.metadata_version)
-        .instance("p-1", 3);
+    let done = bench.request("p").epoch(-1).version(answer.metadata_version).instance("p-1", 3);
     bench.send(done);
     assert_eq!(bench.group().members["p"].termination, Some(Termination::Left));
 }
@@ -361,11 +285,7 @@ fn rule_4_1_7_leaving_stays_so_until_a_rejoin() {
         assert_eq!((answer.status, assigned(&answer)), (Status::Ok, vec![]));
         assert_eq!(state(&bench, "p"), MemberState::Leaving);
     }
-    assert_eq!(
-        bench.group().group_epoch,
-        epoch,
-        "repeating a leave changes no membership"
-    );
+    assert_eq!(bench.group().group_epoch, epoch, "repeating a leave changes no membership");
     assert!(!bench.group().targets.contains_key("p"));
     let release = p.request(&mut bench, true).owned(&[]);
     bench.send(release);

@@ -35,14 +35,9 @@ fn rule_4_1_2_another_protocol_version_is_told_so_before_anything_else() {
     for version in [0, 2, -1] {
         let mut request = bench.request("p").epoch(-7);
         request.protocol_version = version;
-        let command = Command::Heartbeat {
-            path_member_id: "q".to_owned(),
-            request: Box::new(request),
-        };
+        let command = Command::Heartbeat { path_member_id: "q".to_owned(), request: Box::new(request) };
         let replies = bench.turn(&[command]);
-        let Reply::Heartbeat(answer) = &replies[0] else {
-            panic!("{replies:?}")
-        };
+        let Reply::Heartbeat(answer) = &replies[0] else { panic!("{replies:?}") };
         assert_eq!(answer.status, Status::UnsupportedProtocol);
         assert!(answer.reason.contains(&version.to_string()), "{}", answer.reason);
         assert_eq!(bench.last_write(), None);
@@ -54,14 +49,9 @@ fn rule_4_1_2_a_member_id_that_differs_from_the_path_is_an_invalid_request() {
     let (mut bench, mut p) = one_settled();
     for path in ["q", "P", "p "] {
         let request = p.request(&mut bench, true);
-        let command = Command::Heartbeat {
-            path_member_id: path.to_owned(),
-            request: Box::new(request),
-        };
+        let command = Command::Heartbeat { path_member_id: path.to_owned(), request: Box::new(request) };
         let replies = bench.turn(&[command]);
-        let Reply::Heartbeat(answer) = &replies[0] else {
-            panic!("{replies:?}")
-        };
+        let Reply::Heartbeat(answer) = &replies[0] else { panic!("{replies:?}") };
         assert_eq!(answer.status, Status::InvalidRequest);
         assert_eq!(bench.last_write(), None);
     }
@@ -70,18 +60,10 @@ fn rule_4_1_2_a_member_id_that_differs_from_the_path_is_an_invalid_request() {
 #[test]
 fn rule_4_1_2_an_epoch_below_minus_one_is_an_invalid_request() {
     let (mut bench, p) = one_settled();
-    let request = bench
-        .request("p")
-        .epoch(-2)
-        .version(p.version)
-        .instance("p-1", 9_000);
+    let request = bench.request("p").epoch(-2).version(p.version).instance("p-1", 9_000);
     assert_eq!(send_in_vain(&mut bench, request).status, Status::InvalidRequest);
     let stranger = bench.request("stranger").epoch(-2);
-    assert_eq!(
-        send_in_vain(&mut bench, stranger).status,
-        Status::InvalidRequest,
-        "before UNKNOWN_MEMBER_ID"
-    );
+    assert_eq!(send_in_vain(&mut bench, stranger).status, Status::InvalidRequest, "before UNKNOWN_MEMBER_ID");
 }
 
 #[test]
@@ -91,17 +73,8 @@ fn rule_4_1_2_a_lower_sequence_is_answered_retry_and_nothing_of_it_is_applied() 
     p.beat(&mut bench);
     bench.pass(1_000);
     for epoch in [p.epoch, -1, 0] {
-        let late = bench
-            .request("p")
-            .epoch(epoch)
-            .version(p.version)
-            .owned(&[0])
-            .instance("p-1", sequence);
-        assert_eq!(
-            send_in_vain(&mut bench, late).status,
-            Status::Retry,
-            "epoch {epoch}"
-        );
+        let late = bench.request("p").epoch(epoch).version(p.version).owned(&[0]).instance("p-1", sequence);
+        assert_eq!(send_in_vain(&mut bench, late).status, Status::Retry, "epoch {epoch}");
     }
 }
 
@@ -126,19 +99,11 @@ fn rule_4_1_2_an_equal_sequence_gets_the_same_answer_again_and_applies_nothing()
         let mut other = request.clone().epoch(epoch).owned(&[]);
         other.runtime_consumer_capacity.runtime_max_concurrency = 77;
         let again = bench.send(other);
-        assert_eq!(
-            (again.status, assigned(&again)),
-            (Status::Ok, vec![0, 1]),
-            "epoch {epoch}"
-        );
+        assert_eq!((again.status, assigned(&again)), (Status::Ok, vec![0, 1]), "epoch {epoch}");
         assert!(bench.is_lease_only());
         let member = &bench.group().members["p"];
         assert_eq!(
-            (
-                member.state,
-                member.live.runtime_max_concurrency,
-                member.current.len()
-            ),
+            (member.state, member.live.runtime_max_concurrency, member.current.len()),
             (MemberState::Active, 4, 2)
         );
     }
@@ -151,10 +116,7 @@ fn rule_4_1_2_an_equal_sequence_extends_the_recorded_lease_because_its_answer_do
     bench.send(request.clone());
     bench.pass(5_000);
     assert_eq!(bench.send(request).assignment_lease_ms, 15_000);
-    assert_eq!(
-        bench.group().members["p"].live.member_lease_expires_at,
-        bench.now.plus(LEASE)
-    );
+    assert_eq!(bench.group().members["p"].live.member_lease_expires_at, bench.now.plus(LEASE));
 }
 
 #[test]
@@ -164,10 +126,7 @@ fn rule_4_1_2_an_equal_sequence_of_a_membership_that_is_over_is_fenced() {
     bench.send(request.clone());
     bench.pass(2 * LEASE);
     bench.tick();
-    assert_eq!(
-        send_in_vain(&mut bench, request.clone()).status,
-        Status::FencedMemberEpoch
-    );
+    assert_eq!(send_in_vain(&mut bench, request.clone()).status, Status::FencedMemberEpoch);
     // A copy of a join proves nothing about a later one either.
     let copy = request.epoch(0).owned(&[]);
     assert_eq!(send_in_vain(&mut bench, copy).status, Status::FencedMemberEpoch);
@@ -185,11 +144,7 @@ fn rule_4_1_2_a_sequence_counts_only_with_an_instance() {
         assert_eq!(bench.send(request).status, Status::Ok);
         assert_eq!(bench.group().members["p"].live.sequence, None);
     }
-    assert_eq!(
-        bench.group().members["p"].live.active_consumer_workers,
-        3,
-        "applied"
-    );
+    assert_eq!(bench.group().members["p"].live.active_consumer_workers, 3, "applied");
 }
 
 #[test]
@@ -207,11 +162,7 @@ fn rule_4_1_3_a_higher_version_is_evidence_counted_answered_retry_and_not_applie
     let request = p.request(&mut bench, true).version(stored + 1).owned(&[]);
     let answer = send_in_vain(&mut bench, request);
     assert_eq!((answer.status, evidence(&bench)), (Status::Retry, 1));
-    assert_eq!(
-        (answer.member_epoch, answer.metadata_version),
-        (p.epoch, stored + 1),
-        "nothing to adopt"
-    );
+    assert_eq!((answer.member_epoch, answer.metadata_version), (p.epoch, stored + 1), "nothing to adopt");
     let request = p.request(&mut bench, true).version(stored);
     assert_eq!((bench.send(request).status, evidence(&bench)), (Status::Ok, 0));
 }
@@ -220,10 +171,7 @@ fn rule_4_1_3_a_higher_version_is_evidence_counted_answered_retry_and_not_applie
 fn rule_4_1_3_a_higher_epoch_is_evidence() {
     let (mut bench, mut p) = one_settled();
     let request = p.request(&mut bench, true).epoch(p.epoch + 1);
-    assert_eq!(
-        (send_in_vain(&mut bench, request).status, evidence(&bench)),
-        (Status::Retry, 1)
-    );
+    assert_eq!((send_in_vain(&mut bench, request).status, evidence(&bench)), (Status::Retry, 1));
 }
 
 #[test]
@@ -238,14 +186,8 @@ fn rule_4_1_3_the_stored_version_with_another_token_is_evidence_an_older_one_is_
     assert_eq!((bench.send(mine).status, evidence(&bench)), (Status::Ok, 0));
     let version = p.version;
     let other = with_token(p.request(&mut bench, true), "of-another-history");
-    assert_eq!(
-        (send_in_vain(&mut bench, other).status, evidence(&bench)),
-        (Status::Retry, 1)
-    );
-    let older = with_token(
-        p.request(&mut bench, true).version(version - 1),
-        "of-an-older-version",
-    );
+    assert_eq!((send_in_vain(&mut bench, other).status, evidence(&bench)), (Status::Retry, 1));
+    let older = with_token(p.request(&mut bench, true).version(version - 1), "of-an-older-version");
     assert_eq!((bench.send(older).status, evidence(&bench)), (Status::Ok, 0));
     let without = with_token(p.request(&mut bench, true), "");
     assert_eq!((bench.send(without).status, evidence(&bench)), (Status::Ok, 0));
@@ -273,19 +215,12 @@ fn rule_4_1_3_identity_comes_before_evidence() {
     let (mut bench, mut p) = one_settled();
     let ahead = bench.group().metadata_version + 100;
     // 3a: another incarnation.
-    let request = bench
-        .request("p")
-        .epoch(p.epoch)
-        .version(ahead)
-        .instance("p-0", 1);
+    let request = bench.request("p").epoch(p.epoch).version(ahead).instance("p-0", 1);
     let answer = send_in_vain(&mut bench, request);
     assert_eq!((answer.status, evidence(&bench)), (Status::FencedMemberEpoch, 1));
     // 4: unknown.
     let request = bench.request("stranger").epoch(3).version(ahead);
-    assert_eq!(
-        (send_in_vain(&mut bench, request).status, evidence(&bench)),
-        (Status::UnknownMemberId, 1)
-    );
+    assert_eq!((send_in_vain(&mut bench, request).status, evidence(&bench)), (Status::UnknownMemberId, 1));
     let request = bench.request("joiner").version(ahead);
     assert_eq!((bench.send(request).status, evidence(&bench)), (Status::Ok, 1));
     // 6: a rejoin.
@@ -295,10 +230,7 @@ fn rule_4_1_3_identity_comes_before_evidence() {
     // 5: expired.
     bench.pass(2 * LEASE);
     let request = bench.request("p").epoch(1).version(ahead).instance("p-1", 9_000);
-    assert_eq!(
-        (bench.send(request).status, evidence(&bench)),
-        (Status::FencedMemberEpoch, 1)
-    );
+    assert_eq!((bench.send(request).status, evidence(&bench)), (Status::FencedMemberEpoch, 1));
 }
 
 fn untouched(before: &Group, after: &Group) {
@@ -309,19 +241,11 @@ fn untouched(before: &Group, after: &Group) {
 fn rule_4_1_3a_another_incarnation_never_touches_the_accepted_one() {
     let (mut bench, p) = one_settled();
     let before = bench.group();
-    for (epoch, owned) in [
-        (p.epoch, vec![0, 1]),
-        (p.epoch, vec![]),
-        (-1, vec![]),
-        (1, vec![0, 7]),
-    ] {
+    for (epoch, owned) in [(p.epoch, vec![0, 1]), (p.epoch, vec![]), (-1, vec![]), (1, vec![0, 7])] {
         let other = bench.request("p").epoch(epoch).version(p.version).owned(&owned);
         for request in [other.clone().instance("p-0", 9_000), other] {
             let answer = send_in_vain(&mut bench, request);
-            assert_eq!(
-                (answer.status, answer.member_epoch),
-                (Status::FencedMemberEpoch, 0)
-            );
+            assert_eq!((answer.status, answer.member_epoch), (Status::FencedMemberEpoch, 0));
         }
     }
     untouched(&before, &bench.group());
@@ -338,16 +262,8 @@ fn rule_4_1_3a_a_record_without_an_instance_takes_the_first_that_comes_with_the_
     assert!(p.epoch > confirmed);
     // The epoch before is accepted from the same incarnation (rule 8), but makes nobody known.
     for epoch in [confirmed, -1, p.epoch - 1] {
-        let stranger = bench
-            .request("p")
-            .epoch(epoch)
-            .version(p.version)
-            .instance("first", 1);
-        assert_eq!(
-            send_in_vain(&mut bench, stranger).status,
-            Status::FencedMemberEpoch,
-            "epoch {epoch}"
-        );
+        let stranger = bench.request("p").epoch(epoch).version(p.version).instance("first", 1);
+        assert_eq!(send_in_vain(&mut bench, stranger).status, Status::FencedMemberEpoch, "epoch {epoch}");
     }
     p.instance = Some("first".to_owned());
     assert_eq!(p.beat_draining(&mut bench).status, Status::Ok);
@@ -374,8 +290,5 @@ fn rule_4_1_6_an_instance_that_is_taken_for_a_record_without_one_is_no_longer_su
     assert_eq!(p.beat(&mut bench).status, Status::Ok);
     let group = bench.group();
     assert_eq!(group.members["p"].instance_id.as_deref(), Some("p-1"));
-    assert!(
-        group.members["p"].superseded.is_empty(),
-        "the accepted one is never on that list"
-    );
+    assert!(group.members["p"].superseded.is_empty(), "the accepted one is never on that list");
 }
