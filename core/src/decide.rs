@@ -168,8 +168,10 @@ fn answer_all(turn: &mut Turn<'_>, commands: &[Command], answers: Vec<Option<Ans
         .rev()
         .map(|(command, answer)| match (command, answer) {
             (Command::Heartbeat { request, .. }, Some(Answer::View)) => {
-                let newest = answered_by_view.insert(request.member_id.as_str());
-                let response = if newest {
+                let id = request.member_id.as_str();
+                // A newer one may also have got its member fenced.
+                let stands = turn.member(id).is_some_and(|member| member.is_live() || member.has_left());
+                let response = if answered_by_view.insert(id) && stands {
                     view::of_member(turn, request)
                 } else {
                     view::status(
