@@ -59,7 +59,3 @@ pub fn assign(
         })
         .collect()
 }
-
-#[cfg(test)]
-#[path = "assignment_tests.rs"]
-mod tests;

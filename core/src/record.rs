@@ -561,7 +561,3 @@ pub fn aggregate(group: &Group) -> Result<String, serde_json::Error> {
         unknown: group.unknown.clone(),
     })
 }
-
-#[cfg(test)]
-#[path = "record_tests.rs"]
-mod tests;
