@@ -58,16 +58,9 @@ impl<'a> Change<'a> {
         set.push((WRITE_ID.into(), stamp.write_id.clone().into()));
         set.push((UPDATED_AT.into(), write.updated_at.to_string().into()));
         set.extend(
-            write
-                .live
-                .iter()
-                .map(|(member_id, json)| (live_field(member_id).into(), json.as_str().into())),
+            write.live.iter().map(|(member_id, json)| (live_field(member_id).into(), json.as_str().into())),
         );
-        let remove = write
-            .removed_live
-            .iter()
-            .map(|member_id| live_field(member_id))
-            .collect();
+        let remove = write.removed_live.iter().map(|member_id| live_field(member_id)).collect();
         Change { set, remove, stamp }
     }
 }
@@ -95,10 +88,7 @@ pub(crate) const TOMBSTONE_IDENTITY: usize = 6;
 /// The stamp that a group to be created is said to have had: live revisions go on above the tombstone, so
 /// that they never go back under one name.
 pub(crate) fn before_creation(tombstone: Option<&Tombstone>) -> Stamp {
-    Stamp {
-        live_revision: tombstone.map_or(0, |tombstone| tombstone.live_revision),
-        ..Stamp::default()
-    }
+    Stamp { live_revision: tombstone.map_or(0, |tombstone| tombstone.live_revision), ..Stamp::default() }
 }
 
 /// Why *create* refuses a write that has no aggregate.
@@ -112,12 +102,7 @@ pub(crate) fn tombstone_of(fields: &RawFields) -> Option<Tombstone> {
     if fields.is_empty() {
         return None;
     }
-    let text = |name: &str| {
-        fields
-            .get(name)
-            .map(|bytes| String::from_utf8_lossy(bytes))
-            .unwrap_or_default()
-    };
+    let text = |name: &str| fields.get(name).map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
     let number = |name: &str| decimal(&text(name)).unwrap_or_default();
     Some(Tombstone {
         stream_prefix: text("streamPrefix").into_owned(),
@@ -147,10 +132,7 @@ mod tests {
     use super::*;
 
     fn raw(fields: &[(&str, &str)]) -> RawFields {
-        fields
-            .iter()
-            .map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec()))
-            .collect()
+        fields.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect()
     }
 
     #[test]
@@ -171,11 +153,7 @@ mod tests {
 
     #[test]
     fn a_damaged_tombstone_is_still_one() {
-        let damaged = raw(&[
-            ("groupEpoch", "007"),
-            ("storeRevision", "-1"),
-            ("deletedAt", "yesterday"),
-        ]);
+        let damaged = raw(&[("groupEpoch", "007"), ("storeRevision", "-1"), ("deletedAt", "yesterday")]);
         assert_eq!(tombstone_of(&damaged), Some(Tombstone::default()));
         assert_eq!(tombstone_of(&RawFields::new()), None);
     }
@@ -191,11 +169,7 @@ mod tests {
 
     #[test]
     fn a_lease_only_change_leaves_aggregate_and_revision_alone() {
-        let expected = Stamp {
-            revision: 4,
-            live_revision: 9,
-            write_id: "w".into(),
-        };
+        let expected = Stamp { revision: 4, live_revision: 9, write_id: "w".into() };
         let write = Write {
             kind: WriteKind::LeaseOnly,
             live: vec![("m".into(), "{}".into())],
@@ -205,15 +179,9 @@ mod tests {
         };
         let change = Change::of(&expected, &write);
         let names: Vec<_> = change.set.iter().map(|(name, _)| name.as_ref()).collect();
-        assert_eq!(
-            names,
-            ["layoutVersion", "liveRevision", "writeId", "updatedAt", "live:m"]
-        );
+        assert_eq!(names, ["layoutVersion", "liveRevision", "writeId", "updatedAt", "live:m"]);
         assert_eq!(change.remove, ["live:gone"]);
         assert_eq!((change.stamp.revision, change.stamp.live_revision), (4, 10));
-        assert_ne!(
-            change.stamp.write_id,
-            Change::of(&expected, &write).stamp.write_id
-        );
+        assert_ne!(change.stamp.write_id, Change::of(&expected, &write).stamp.write_id);
     }
 }

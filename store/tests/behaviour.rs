@@ -33,11 +33,7 @@ macro_rules! behaviour {
 
 /// A mutex TTL that no test outlives, unless the case wants a short one.
 fn or_long(mutex_ttl: std::time::Duration) -> std::time::Duration {
-    if mutex_ttl.is_zero() {
-        std::time::Duration::from_secs(600)
-    } else {
-        mutex_ttl
-    }
+    if mutex_ttl.is_zero() { std::time::Duration::from_secs(600) } else { mutex_ttl }
 }
 
 behaviour! {

@@ -24,10 +24,7 @@ async fn a_store_is_made_while_redis_is_away_and_works_when_it_comes() {
     let store = store(server.url());
     let error = store.ping().await.unwrap_err();
     let port = server.port().to_string();
-    assert!(
-        matches!(&error, StoreError::Unavailable(text) if text.contains(&port)),
-        "{error}"
-    );
+    assert!(matches!(&error, StoreError::Unavailable(text) if text.contains(&port)), "{error}");
     server.restart();
     store.ping().await.unwrap();
     created(&store, &group("orders")).await;
@@ -65,29 +62,20 @@ async fn a_password_that_comes_to_be_right_is_found_right() {
     let store = RedisStore::new(&settings).unwrap();
     for _ in 0..2 {
         let error = store.ping().await.unwrap_err();
-        assert!(
-            matches!(&error, StoreError::Refused(text) if !text.contains("geheim")),
-            "{error:?}"
-        );
+        assert!(matches!(&error, StoreError::Refused(text) if !text.contains("geheim")), "{error:?}");
     }
     server.ok(&["ACL", "SETUSER", "rsc", "on", ">geheim", "~*", "&*", "+@all"]);
     store.ping().await.unwrap();
     created(&store, &group("orders")).await;
     let names: String = server.run(&["CLIENT", "LIST"]).unwrap();
-    assert!(
-        names.contains("name=rsc:rsc ") && names.contains("user=rsc "),
-        "{names}"
-    );
+    assert!(names.contains("name=rsc:rsc ") && names.contains("user=rsc "), "{names}");
 }
 
 #[tokio::test]
 async fn a_server_that_wants_a_password_says_so() {
     let server = RedisServer::start_with(&["--requirepass", "geheim"]);
     let error = store(server.url()).ping().await.unwrap_err();
-    assert!(
-        matches!(&error, StoreError::Refused(text) if text.starts_with("NOAUTH")),
-        "{error:?}"
-    );
+    assert!(matches!(&error, StoreError::Refused(text) if text.starts_with("NOAUTH")), "{error:?}");
     let with_password = format!("redis://:geheim@127.0.0.1:{}/5", server.port());
     let store = store(with_password);
     store.index_add(&group("orders")).await.unwrap();
@@ -129,10 +117,7 @@ async fn a_connection_that_stays_silent_is_replaced() {
 async fn many_callers_share_one_attempt_to_connect() {
     // Accepts and never answers: every attempt takes the whole connect timeout.
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let mut settings = settings(format!(
-        "redis://127.0.0.1:{}",
-        listener.local_addr().unwrap().port()
-    ));
+    let mut settings = settings(format!("redis://127.0.0.1:{}", listener.local_addr().unwrap().port()));
     settings.connect_timeout = Duration::from_millis(400);
     let store = Arc::new(RedisStore::new(&settings).unwrap());
     let started = std::time::Instant::now();
@@ -147,11 +132,7 @@ async fn many_callers_share_one_attempt_to_connect() {
         assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     }
     // One after the other would take 20 s.
-    assert!(
-        started.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     listener.set_nonblocking(true).unwrap();
     let attempts = std::iter::from_fn(|| listener.accept().ok()).count();
     assert!(attempts <= 2, "{attempts}");
@@ -179,9 +160,7 @@ async fn polled<F: Future + Unpin>(call: &mut F) -> Poll<F::Output> {
 
 /// Every group's aggregate is its own name, so that a foreign answer shows.
 async fn read_own(store: &RedisStore, group: &GroupKey) {
-    let Found::Record { fields, .. } = store.read(group).await.unwrap() else {
-        panic!("no record")
-    };
+    let Found::Record { fields, .. } = store.read(group).await.unwrap() else { panic!("no record") };
     assert_eq!(fields["aggregate"], group.stream_prefix().as_bytes());
 }
 
@@ -192,11 +171,7 @@ async fn a_dropped_call_shifts_nobodys_answer() {
     let groups: Vec<GroupKey> = (0..20).map(|number| group(&format!("orders-{number}"))).collect();
     for group in &groups {
         let creator = token();
-        applied(
-            store
-                .create(group, &creator, None, &structural(group.stream_prefix(), 1))
-                .await,
-        );
+        applied(store.create(group, &creator, None, &structural(group.stream_prefix(), 1)).await);
         store.release(group, &creator).await.unwrap();
     }
     for round in 0..300 {
@@ -230,11 +205,7 @@ async fn a_call_dropped_while_the_server_is_stopped_shifts_nobodys_answer() {
     let groups: Vec<GroupKey> = (0..4).map(|number| group(&format!("orders-{number}"))).collect();
     for group in &groups {
         let creator = token();
-        applied(
-            store
-                .create(group, &creator, None, &structural(group.stream_prefix(), 1))
-                .await,
-        );
+        applied(store.create(group, &creator, None, &structural(group.stream_prefix(), 1)).await);
         store.release(group, &creator).await.unwrap();
     }
     for _ in 0..20 {
@@ -251,9 +222,7 @@ async fn a_call_dropped_while_the_server_is_stopped_shifts_nobodys_answer() {
         drop(calls.remove(0));
         server.resume();
         for (call, group) in calls.into_iter().zip([&groups[1], &groups[3]]) {
-            let Found::Record { fields, .. } = call.await.unwrap() else {
-                panic!("no record")
-            };
+            let Found::Record { fields, .. } = call.await.unwrap() else { panic!("no record") };
             assert_eq!(fields["aggregate"], group.stream_prefix().as_bytes());
         }
     }
@@ -276,10 +245,7 @@ async fn two_instances_work_on_one_group_by_turns() {
                     match store.enter(&group, &token, None, None).await.unwrap() {
                         Entered::Loaded { fields, .. } => {
                             let number = |name: &str| {
-                                String::from_utf8(fields[name].clone())
-                                    .unwrap()
-                                    .parse::<u64>()
-                                    .unwrap()
+                                String::from_utf8(fields[name].clone()).unwrap().parse::<u64>().unwrap()
                             };
                             let stamp = rsc_core::Stamp {
                                 revision: number("revision"),
@@ -301,10 +267,31 @@ async fn two_instances_work_on_one_group_by_turns() {
         worker.await.unwrap();
     }
     let (_, entered) = enter(&*stores[0], &group, None).await;
-    let Entered::Loaded { fields, .. } = entered else {
-        panic!("{entered:?}")
-    };
+    let Entered::Loaded { fields, .. } = entered else { panic!("{entered:?}") };
     assert_eq!(fields["revision"], b"201");
+}
+
+/// An HTTP worker that called first is stopped at shutdown; an actor's call goes on.
+#[test]
+fn a_call_under_way_outlives_the_runtime_that_made_the_connection() {
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = RedisServer::start();
+    let store = Arc::new(store(server.url()));
+    let first = runtime();
+    first.block_on(store.ping()).unwrap();
+    let second = runtime();
+    server.stop();
+    let orders = group("orders");
+    let mut call = store.read(&orders);
+    // Polled once, it has handed its command over and waits for the answer.
+    assert!(second.block_on(polled(&mut call)).is_pending());
+    drop(first);
+    server.resume();
+    let found = second.block_on(call).unwrap();
+    assert!(matches!(found, Found::Missing { .. }), "{found:?}");
+    // And a store may be dropped anywhere.
+    second.block_on(async move { drop(store) });
 }
 
 #[tokio::test]

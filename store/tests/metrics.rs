@@ -11,18 +11,12 @@ use support::server::{RedisServer, free_port};
 use support::stores::{HISTORY, METADATA, store};
 use support::{applied, created, enter, group, lease_only, structural, token};
 
-#[test]
-fn every_metric_is_counted_under_its_name() {
+#[tokio::test]
+async fn every_metric_is_counted_under_its_name() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let rendered = recorder.handle();
-    metrics::with_local_recorder(&recorder, || {
-        // The recorder is this thread's, so everything has to run on it.
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
-            .block_on(work());
-    });
+    metrics::set_global_recorder(recorder).unwrap();
+    work().await;
     let text = rendered.render();
     for line in [
         "rsc_store_enter_total{outcome=\"unchanged\"} 2",
@@ -43,10 +37,7 @@ fn every_metric_is_counted_under_its_name() {
         "rsc_store_command_seconds_count{command=\"enter\"} 5",
         "rsc_store_command_seconds_count{command=\"commit\"} 3",
     ] {
-        assert!(
-            text.lines().any(|found| found == line),
-            "{line} is not in\n{text}"
-        );
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
 }
 
@@ -55,9 +46,7 @@ async fn work() {
     let store_up = store(server.url());
     let group = group("orders");
     let stamp = created(&store_up, &group).await;
-    let _exists = store_up
-        .create(&group, &token(), None, &structural("{}", 1))
-        .await;
+    let _exists = store_up.create(&group, &token(), None, &structural("{}", 1)).await;
 
     let (holder, _) = enter(&store_up, &group, Some(&stamp)).await;
     store_up.enter(&group, &token(), None, None).await.unwrap();

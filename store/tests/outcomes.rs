@@ -42,33 +42,19 @@ async fn commit_is_refused(code: &str, break_it: &[&str], mend_it: &[&str]) {
 
 #[tokio::test]
 async fn no_memory_left() {
-    commit_is_refused(
-        "OOM",
-        &["CONFIG", "SET", "maxmemory", "1"],
-        &["CONFIG", "SET", "maxmemory", "0"],
-    )
-    .await;
+    commit_is_refused("OOM", &["CONFIG", "SET", "maxmemory", "1"], &["CONFIG", "SET", "maxmemory", "0"])
+        .await;
 }
 
 #[tokio::test]
 async fn a_replica() {
-    commit_is_refused(
-        "READONLY",
-        &["REPLICAOF", "127.0.0.1", "1"],
-        &["REPLICAOF", "NO", "ONE"],
-    )
-    .await;
+    commit_is_refused("READONLY", &["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]).await;
 }
 
 #[tokio::test]
 async fn too_few_replicas() {
     let setting = "min-replicas-to-write";
-    commit_is_refused(
-        "NOREPLICAS",
-        &["CONFIG", "SET", setting, "1"],
-        &["CONFIG", "SET", setting, "0"],
-    )
-    .await;
+    commit_is_refused("NOREPLICAS", &["CONFIG", "SET", setting, "1"], &["CONFIG", "SET", setting, "0"]).await;
 }
 
 #[tokio::test]
@@ -79,22 +65,12 @@ async fn without_memory_a_group_is_entered_by_nobody_but_deleted_all_the_same() 
     let stamp = created(&store, &group).await;
     let (holder, _) = enter(&store, &group, None).await;
     server.ok(&["CONFIG", "SET", "maxmemory", "1"]);
-    let error = store
-        .enter(&support::group("parcels"), &token(), None, None)
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(&error, StoreError::Refused(text) if text.starts_with("OOM")),
-        "{error:?}"
-    );
+    let error = store.enter(&support::group("parcels"), &token(), None, None).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Refused(text) if text.starts_with("OOM")), "{error:?}");
     let other = support::group("other");
     refused_with(&store.create(&other, &token(), None, &full_write(1)).await, "OOM");
     assert!(!server.exists("redis-stream:coord:{other:billing}:mutex"));
-    applied(
-        store
-            .delete(&group, &holder, Some(&stamp), Some(&Tombstone::default()))
-            .await,
-    );
+    applied(store.delete(&group, &holder, Some(&stamp), Some(&Tombstone::default())).await);
     assert!(!server.exists(METADATA));
     assert!(server.exists(TOMBSTONE));
 }
@@ -109,21 +85,13 @@ async fn a_busy_server() {
     server.ok(&["CONFIG", "SET", "lua-time-limit", "1"]);
     let mut other = server.connection();
     let endless = std::thread::spawn(move || {
-        redis::cmd("EVAL")
-            .arg("while true do end")
-            .arg(0)
-            .query::<redis::Value>(&mut other)
+        redis::cmd("EVAL").arg("while true do end").arg(0).query::<redis::Value>(&mut other)
     });
     eventually("the server is busy", || async {
-        server
-            .run::<redis::Value>(&["PING"])
-            .is_err_and(|error| error.code() == Some("BUSY"))
+        server.run::<redis::Value>(&["PING"]).is_err_and(|error| error.code() == Some("BUSY"))
     })
     .await;
-    refused_with(
-        &store.commit(&group, &holder, &stamp, &full_write(2)).await,
-        "BUSY",
-    );
+    refused_with(&store.commit(&group, &holder, &stamp, &full_write(2)).await, "BUSY");
     server.ok(&["SCRIPT", "KILL"]);
     assert!(endless.join().unwrap().is_err());
     applied(store.commit(&group, &holder, &stamp, &full_write(2)).await);
@@ -155,10 +123,7 @@ async fn a_server_that_is_not_there_has_applied_nothing() {
         }
     }
     let error = store.ping().await.unwrap_err();
-    assert!(
-        matches!(&error, StoreError::Unavailable(text) if text.contains("refused")),
-        "{error}"
-    );
+    assert!(matches!(&error, StoreError::Unavailable(text) if text.contains("refused")), "{error}");
 }
 
 #[tokio::test]
@@ -173,17 +138,11 @@ async fn a_server_killed_between_enter_and_commit() {
     // that nothing is claimed to be written, is not.
     let first = store.commit(&group, &holder, &stamp, &full_write(2)).await;
     assert!(
-        matches!(
-            first,
-            Outcome::Unknown(_) | Outcome::NotApplied(StoreError::Unavailable(_))
-        ),
+        matches!(first, Outcome::Unknown(_) | Outcome::NotApplied(StoreError::Unavailable(_))),
         "{first:?}"
     );
     for outcome in every_write(&store, &group, &holder, &stamp).await {
-        assert!(
-            matches!(outcome, Outcome::NotApplied(StoreError::Unavailable(_))),
-            "{outcome:?}"
-        );
+        assert!(matches!(outcome, Outcome::NotApplied(StoreError::Unavailable(_))), "{outcome:?}");
     }
 }
 
@@ -200,10 +159,7 @@ async fn a_connection_seen_to_end_is_not_used_for_a_write() {
         let info: String = server.run(&["INFO", "clients"]).unwrap();
         info.contains("connected_clients:1\r\n")
     };
-    eventually("the server has forgotten the connection", || async {
-        connects(&server)
-    })
-    .await;
+    eventually("the server has forgotten the connection", || async { connects(&server) }).await;
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
@@ -227,17 +183,11 @@ async fn a_server_that_stops_during_a_commit() {
     let started = std::time::Instant::now();
     let outcome = store.commit(&group, &holder, &stamp, &full_write(2)).await;
     let took = started.elapsed();
-    assert!(
-        matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))), "{outcome:?}");
     assert!(took >= timeout && took < timeout * 5, "{took:?}");
     // Still stopped: no connection can be made, so nothing is sent any more.
     let outcome = store.commit(&group, &holder, &stamp, &full_write(2)).await;
-    assert!(
-        matches!(outcome, Outcome::NotApplied(StoreError::Unavailable(_))),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, Outcome::NotApplied(StoreError::Unavailable(_))), "{outcome:?}");
     server.resume();
     eventually("the store works again", || async { store.ping().await.is_ok() }).await;
     // The delayed commit may have been carried out or not; the next turn takes its token over and sees.
@@ -257,18 +207,12 @@ async fn a_server_that_stops_during_a_commit() {
     };
     // Whichever it was, the earlier token writes nothing now.
     let late = store.commit(&group, &holder, &stamp, &full_write(2)).await;
-    assert!(
-        matches!(late, Outcome::Conflict(Conflict::MutexLost)),
-        "{late:?} at {revision}"
-    );
+    assert!(matches!(late, Outcome::Conflict(Conflict::MutexLost)), "{late:?} at {revision}");
 }
 
 /// Creates a group with a store whose timeout is short, on a machine that may be slow.
 async fn eventually_created(store: &RedisStore, group: &GroupKey) -> Stamp {
-    eventually("the server answers in time", || async {
-        store.ping().await.is_ok()
-    })
-    .await;
+    eventually("the server answers in time", || async { store.ping().await.is_ok() }).await;
     created(store, group).await
 }
 
@@ -282,10 +226,7 @@ async fn an_answer_lost_on_the_way_of_a_commit_that_happened() {
     let (holder, _) = enter(&store, &group, None).await;
     proxy.swallow_answers(true);
     let outcome = store.commit(&group, &holder, &stamp, &full_write(2)).await;
-    assert!(
-        matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))), "{outcome:?}");
     assert_eq!(stored(&server)["revision"], b"2");
     assert!(!server.exists(MUTEX));
     proxy.swallow_answers(false);
@@ -304,35 +245,22 @@ async fn a_connection_cut_before_the_answer_of_each_write() {
     store.ping().await.unwrap();
     proxy.cut_at_next_answer();
     let outcome = store.create(&group, &creator, None, &full_write(1)).await;
-    assert!(
-        matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))), "{outcome:?}");
     let write_id = String::from_utf8(stored(&server)["writeId"].clone()).unwrap();
-    let stamp = Stamp {
-        revision: 1,
-        live_revision: 1,
-        write_id,
-    };
+    let stamp = Stamp { revision: 1, live_revision: 1, write_id };
 
     proxy.cut_at_next_answer();
     store.enter(&group, &creator, None, None).await.unwrap_err();
     store.enter(&group, &creator, None, None).await.unwrap();
     proxy.cut_at_next_answer();
     let outcome = store.commit(&group, &creator, &stamp, &full_write(2)).await;
-    assert!(
-        matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))), "{outcome:?}");
     assert_eq!(stored(&server)["revision"], b"2");
 
     let (holder, _) = enter(&store, &group, None).await;
     proxy.cut_at_next_answer();
     let outcome = store.delete(&group, &holder, None, None).await;
-    assert!(
-        matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))), "{outcome:?}");
     assert!(!server.exists(METADATA));
 }
 
@@ -351,14 +279,8 @@ async fn something_that_is_no_redis() {
     });
     let store = store(format!("redis://127.0.0.1:{port}"));
     let error = store.ping().await.unwrap_err();
-    assert!(
-        matches!(error, StoreError::Unavailable(_) | StoreError::Unexpected(_)),
-        "{error:?}"
-    );
+    assert!(matches!(error, StoreError::Unavailable(_) | StoreError::Unexpected(_)), "{error:?}");
     for outcome in every_write(&store, &group("orders"), &token(), &Stamp::default()).await {
-        assert!(
-            matches!(outcome, Outcome::NotApplied(_) | Outcome::Unknown(_)),
-            "{outcome:?}"
-        );
+        assert!(matches!(outcome, Outcome::NotApplied(_) | Outcome::Unknown(_)), "{outcome:?}");
     }
 }

@@ -39,10 +39,7 @@ async fn without_one_permission_a_commit_is_whole_or_nothing() {
         let commit = store.commit(&group, &holder, &stamp, &write);
         match lacking(&server, command, commit).await {
             Outcome::NotApplied(StoreError::Refused(text)) => {
-                assert!(
-                    text.starts_with("NOPERM") || text.starts_with("ERR"),
-                    "{command}: {text}"
-                );
+                assert!(text.starts_with("NOPERM") || text.starts_with("ERR"), "{command}: {text}");
                 assert_eq!(stored(&server), before, "{command}");
             }
             Outcome::Applied(after) => {

@@ -27,15 +27,7 @@ async fn a_critical_section_is_two_script_calls() {
         let (token, _) = enter(&store, &group, Some(&stamp)).await;
         stamp = applied(store.commit(&group, &token, &stamp, &write).await);
         assert_eq!(server.calls("evalsha"), 2);
-        for other in [
-            "eval",
-            "script|load",
-            "ping",
-            "select",
-            "client|setname",
-            "multi",
-            "get|x",
-        ] {
+        for other in ["eval", "script|load", "ping", "select", "client|setname", "multi", "get|x"] {
             assert_eq!(server.calls(other), 0, "{other}");
         }
     }
@@ -44,10 +36,7 @@ async fn a_critical_section_is_two_script_calls() {
 /// Bytes that the server has received from its clients since it started.
 fn received(server: &RedisServer) -> u64 {
     let stats: String = server.run(&["INFO", "stats"]).unwrap();
-    let bytes = stats
-        .lines()
-        .find_map(|line| line.strip_prefix("total_net_input_bytes:"))
-        .unwrap();
+    let bytes = stats.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:")).unwrap();
     bytes.parse().unwrap()
 }
 
@@ -126,11 +115,7 @@ async fn scripts_flushed_under_load() {
                 for revision in 2..=150 {
                     let (token, entered) = enter(&*store, &group, Some(&stamp)).await;
                     assert!(matches!(entered, Entered::Unchanged { .. }), "{entered:?}");
-                    stamp = applied(
-                        store
-                            .commit(&group, &token, &stamp, &structural("{}", revision))
-                            .await,
-                    );
+                    stamp = applied(store.commit(&group, &token, &stamp, &structural("{}", revision)).await);
                 }
                 stamp
             })
@@ -151,10 +136,7 @@ async fn the_keys_of_a_script_share_one_slot() {
     let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
     server.ok(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     eventually("the node serves all slots", || async {
-        server
-            .run::<String>(&["CLUSTER", "INFO"])
-            .unwrap()
-            .contains("cluster_state:ok")
+        server.run::<String>(&["CLUSTER", "INFO"]).unwrap().contains("cluster_state:ok")
     })
     .await;
     let store = store(server.url());
@@ -170,16 +152,7 @@ async fn the_keys_of_a_script_share_one_slot() {
         store.read(&group).await.unwrap();
         applied(store.delete(&group, &holder, Some(&stamp), Some(&left)).await);
         let (holder, entered) = enter(&store, &group, None).await;
-        assert!(
-            matches!(
-                entered,
-                Entered::Missing {
-                    tombstone: Some(_),
-                    ..
-                }
-            ),
-            "{entered:?}"
-        );
+        assert!(matches!(entered, Entered::Missing { tombstone: Some(_), .. }), "{entered:?}");
         applied(store.create(&group, &holder, Some(&left), &write).await);
         assert!(store.renew(&group, &holder).await.unwrap());
         store.release(&group, &holder).await.unwrap();
@@ -187,10 +160,7 @@ async fn the_keys_of_a_script_share_one_slot() {
         assert_eq!(store.lock_stream(stream_prefix, &holder).await.unwrap(), None);
         assert!(store.renew_stream(stream_prefix, &holder).await.unwrap());
         store.unlock_stream(stream_prefix, &holder).await.unwrap();
-        store
-            .provision(stream_prefix, consumer_group, 0..5)
-            .await
-            .unwrap();
+        store.provision(stream_prefix, consumer_group, 0..5).await.unwrap();
     }
 }
 
@@ -200,13 +170,7 @@ async fn a_shard_key_of_another_type_is_named() {
     let store = store(server.url());
     server.ok(&["RPUSH", "orders:301", "x"]);
     let error = store.provision("orders", "billing", 0..600).await.unwrap_err();
-    assert_eq!(
-        error,
-        ProvisionError::WrongType {
-            key: "orders:301".into(),
-            found: "list".into()
-        }
-    );
+    assert_eq!(error, ProvisionError::WrongType { key: "orders:301".into(), found: "list".into() });
     assert!(error.to_string().contains("orders:301"), "{error}");
     server.ok(&["DEL", "orders:301"]);
     store.provision("orders", "billing", 0..600).await.unwrap();
@@ -235,14 +199,9 @@ async fn provisioning_that_is_refused_or_cannot_be_sent() {
     store.ping().await.unwrap();
     server.ok(&["ACL", "SETUSER", "default", "-xgroup"]);
     let error = store.provision("orders", "billing", 0..2).await.unwrap_err();
-    let ProvisionError::Store(StoreError::Refused(text)) = &error else {
-        panic!("{error:?}")
-    };
+    let ProvisionError::Store(StoreError::Refused(text)) = &error else { panic!("{error:?}") };
     assert!(text.starts_with("NOPERM") && text.contains("orders:0"), "{text}");
     server.kill();
     let error = store.provision("orders", "billing", 0..2).await.unwrap_err();
-    assert!(
-        matches!(error, ProvisionError::Store(StoreError::Unavailable(_))),
-        "{error:?}"
-    );
+    assert!(matches!(error, ProvisionError::Store(StoreError::Unavailable(_))), "{error:?}");
 }

@@ -48,8 +48,7 @@ impl Keyspace {
     /// Moves on to `now`: what expires then or earlier goes.
     pub(super) fn set_now(&mut self, now: Timestamp) {
         self.now = now;
-        self.entries
-            .retain(|_, entry| entry.expires_at.is_none_or(|expires_at| expires_at > now));
+        self.entries.retain(|_, entry| entry.expires_at.is_none_or(|expires_at| expires_at > now));
     }
 
     /// What `key` holds.
@@ -60,13 +59,7 @@ impl Keyspace {
 
     /// Replaces what `key` holds; a TTL is gone.
     pub fn set(&mut self, key: &str, content: Content) {
-        self.entries.insert(
-            key.to_owned(),
-            Entry {
-                content,
-                expires_at: None,
-            },
-        );
+        self.entries.insert(key.to_owned(), Entry { content, expires_at: None });
     }
 
     /// Removes `key`; returns what it held.
@@ -110,10 +103,7 @@ impl Keyspace {
     }
 
     fn entry_or(&mut self, key: &str, make: impl FnOnce() -> Content) -> &mut Entry {
-        self.entries.entry(key.to_owned()).or_insert_with(|| Entry {
-            content: make(),
-            expires_at: None,
-        })
+        self.entries.entry(key.to_owned()).or_insert_with(|| Entry { content: make(), expires_at: None })
     }
 
     /// Gives `key` a TTL in milliseconds.
@@ -127,16 +117,11 @@ impl Keyspace {
     /// What is left of the TTL of `key` in milliseconds, if it has one.
     #[must_use]
     pub fn ttl_ms(&self, key: &str) -> Option<i64> {
-        self.entries
-            .get(key)?
-            .expires_at
-            .map(|expires_at| expires_at.since(self.now))
+        self.entries.get(key)?.expires_at.map(|expires_at| expires_at.since(self.now))
     }
 
     /// Removes the TTL of `key`; `false` when it had none.
     pub fn persist(&mut self, key: &str) -> bool {
-        self.entries
-            .get_mut(key)
-            .is_some_and(|entry| entry.expires_at.take().is_some())
+        self.entries.get_mut(key).is_some_and(|entry| entry.expires_at.take().is_some())
     }
 }

@@ -52,12 +52,7 @@ impl MemoryStore {
     #[must_use]
     pub fn with_clock(keys: Keys, mutex_ttl: Duration, clock: Clock) -> Self {
         let mutex_ttl_ms = i64::try_from(mutex_ttl.as_millis()).unwrap_or(i64::MAX).max(1);
-        MemoryStore {
-            keys,
-            mutex_ttl_ms,
-            clock,
-            keyspace: Arc::default(),
-        }
+        MemoryStore { keys, mutex_ttl_ms, clock, keyspace: Arc::default() }
     }
 
     /// Looks at or changes the content behind the store's back, in one step that no call sees halfway.
@@ -158,10 +153,8 @@ impl MemoryStore {
         keyspace.remove(&self.keys.tombstone(group));
         if let Some(tombstone) = tombstone {
             let fields = tombstone_fields(tombstone);
-            let fields = fields
-                .into_iter()
-                .map(|(name, text)| (name.to_owned(), text.into_bytes()))
-                .collect();
+            let fields =
+                fields.into_iter().map(|(name, text)| (name.to_owned(), text.into_bytes())).collect();
             let key = self.keys.tombstone(group);
             keyspace.set(&key, Content::Hash(fields));
             keyspace.expire_in(&key, i64::try_from(Tombstone::TTL_MS).unwrap_or(i64::MAX));
@@ -184,19 +177,11 @@ impl MemoryStore {
     fn state(&self, keyspace: &Keyspace, group: &GroupKey, now: Timestamp) -> Found {
         let metadata = self.keys.metadata(group);
         match keyspace.content(&metadata) {
-            None => Found::Missing {
-                now,
-                tombstone: tombstone_in(keyspace, &self.keys.tombstone(group)),
-            },
-            Some(Content::Hash(fields)) => Found::Record {
-                now,
-                fields: fields.clone(),
-                has_ttl: keyspace.ttl_ms(&metadata).is_some(),
-            },
-            Some(other) => Found::WrongType {
-                now,
-                found: other.kind().to_owned(),
-            },
+            None => Found::Missing { now, tombstone: tombstone_in(keyspace, &self.keys.tombstone(group)) },
+            Some(Content::Hash(fields)) => {
+                Found::Record { now, fields: fields.clone(), has_ttl: keyspace.ttl_ms(&metadata).is_some() }
+            }
+            Some(other) => Found::WrongType { now, found: other.kind().to_owned() },
         }
     }
 
@@ -233,9 +218,7 @@ impl MemoryStore {
         let (mut keyspace, _) = self.locked();
         match keyspace.set_mut(&key) {
             Some(index) => Ok(work(index)),
-            None => Err(StoreError::Refused(format!(
-                "WRONGTYPE the index holds another type (key {key})"
-            ))),
+            None => Err(StoreError::Refused(format!("WRONGTYPE the index holds another type (key {key})"))),
         }
     }
 
@@ -267,10 +250,9 @@ fn holder_of(keyspace: &Keyspace, mutex: &str) -> Result<Option<String>, StoreEr
     match keyspace.content(mutex) {
         None => Ok(None),
         Some(Content::Text(token)) => Ok(Some(String::from_utf8_lossy(token).into_owned())),
-        Some(other) => Err(StoreError::Refused(format!(
-            "key {mutex} holds a {}, not a mutex: remove it",
-            other.kind()
-        ))),
+        Some(other) => {
+            Err(StoreError::Refused(format!("key {mutex} holds a {}, not a mutex: remove it", other.kind())))
+        }
     }
 }
 
@@ -284,13 +266,7 @@ fn tombstone_in(keyspace: &Keyspace, key: &str) -> Option<Tombstone> {
 /// What tells one tombstone from another.
 fn identity(tombstone: Option<&Tombstone>) -> Option<Vec<String>> {
     let fields = tombstone.map(tombstone_fields)?;
-    Some(
-        fields
-            .into_iter()
-            .take(TOMBSTONE_IDENTITY)
-            .map(|(_, text)| text)
-            .collect(),
-    )
+    Some(fields.into_iter().take(TOMBSTONE_IDENTITY).map(|(_, text)| text).collect())
 }
 
 fn has_stamp(fields: &RawFields, stamp: &Stamp) -> bool {
@@ -335,9 +311,7 @@ impl GroupStore for MemoryStore {
     }
 
     async fn commit(&self, group: &GroupKey, token: &MutexToken, expected: &Stamp, write: &Write) -> Outcome {
-        let outcome = self
-            .write(group, token, expected, write)
-            .unwrap_or_else(Outcome::NotApplied);
+        let outcome = self.write(group, token, expected, write).unwrap_or_else(Outcome::NotApplied);
         meter::wrote(Operation::of(&write.kind), &outcome);
         outcome
     }
@@ -357,9 +331,7 @@ impl GroupStore for MemoryStore {
         tombstone: Option<&Tombstone>,
         write: &Write,
     ) -> Outcome {
-        let outcome = self
-            .make(group, token, tombstone, write)
-            .unwrap_or_else(Outcome::NotApplied);
+        let outcome = self.make(group, token, tombstone, write).unwrap_or_else(Outcome::NotApplied);
         meter::wrote(Operation::Create, &outcome);
         outcome
     }
@@ -371,9 +343,7 @@ impl GroupStore for MemoryStore {
         expected: Option<&Stamp>,
         tombstone: Option<&Tombstone>,
     ) -> Outcome {
-        let outcome = self
-            .unmake(group, token, expected, tombstone)
-            .unwrap_or_else(Outcome::NotApplied);
+        let outcome = self.unmake(group, token, expected, tombstone).unwrap_or_else(Outcome::NotApplied);
         meter::wrote(Operation::Delete, &outcome);
         outcome
     }
@@ -392,13 +362,11 @@ impl GroupStore for MemoryStore {
     }
 
     async fn index_add(&self, group: &GroupKey) -> Result<(), StoreError> {
-        self.with_index(|index| index.insert(self.keys.metadata(group)))
-            .map(|_| ())
+        self.with_index(|index| index.insert(self.keys.metadata(group))).map(|_| ())
     }
 
     async fn index_remove(&self, group: &GroupKey) -> Result<(), StoreError> {
-        self.with_index(|index| index.remove(&self.keys.metadata(group)))
-            .map(|_| ())
+        self.with_index(|index| index.remove(&self.keys.metadata(group))).map(|_| ())
     }
 
     async fn lock_stream(

@@ -8,7 +8,7 @@
 //! gives up on it, a quarter of an hour after a host vanished. Neither of the two sends a request again.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
@@ -19,6 +19,7 @@ use ::redis::{
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -50,13 +51,9 @@ impl Failure {
     /// Adds the key to what the server refused; its own words do not name it.
     pub(super) fn about(self, key: &str) -> Self {
         match self {
-            Failure::Refused {
-                code,
-                error: StoreError::Refused(text),
-            } => Failure::Refused {
-                code,
-                error: StoreError::Refused(format!("{text} (key {key})")),
-            },
+            Failure::Refused { code, error: StoreError::Refused(text) } => {
+                Failure::Refused { code, error: StoreError::Refused(format!("{text} (key {key})")) }
+            }
             other => other,
         }
     }
@@ -74,6 +71,8 @@ pub(super) struct Link {
     info: ConnectionInfo,
     client_name: String,
     connect_timeout: Duration,
+    /// Where connections live, whoever asked for them first.
+    runtime: Handle,
     slot: Mutex<Slot>,
 }
 
@@ -116,22 +115,19 @@ impl Drop for Driver {
 
 impl fmt::Debug for Link {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Link")
-            .field("address", &self.address())
-            .finish_non_exhaustive()
+        formatter.debug_struct("Link").field("address", &self.address()).finish_non_exhaustive()
     }
 }
 
 impl Link {
-    /// A link that is not connected yet.
-    pub(super) fn new(info: ConnectionInfo, client_name: String, connect_timeout: Duration) -> Self {
-        Link {
-            info,
-            client_name,
-            connect_timeout,
-            slot: Mutex::default(),
-        }
+    /// A link that is not connected yet, and whose connections will live on `runtime`.
+    pub(super) fn new(
+        info: ConnectionInfo,
+        client_name: String,
+        connect_timeout: Duration,
+        runtime: Handle,
+    ) -> Self {
+        Link { info, client_name, connect_timeout, runtime, slot: Mutex::default() }
     }
 
     /// Sends one command and waits for its answer until `deadline`.
@@ -161,16 +157,12 @@ impl Link {
         let live = match timeout_at(deadline, self.live()).await {
             Ok(live) => live.map_err(Failure::NotSent)?,
             Err(_) => {
-                return Err(Failure::NotSent(
-                    self.unavailable("no connection within the command timeout"),
-                ));
+                return Err(Failure::NotSent(self.unavailable("no connection within the command timeout")));
             }
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Failure::NotSent(
-                self.unavailable("no connection within the command timeout"),
-            ));
+            return Err(Failure::NotSent(self.unavailable("no connection within the command timeout")));
         }
         let mut connection = live.connection.clone();
         connection.set_response_timeout(left);
@@ -187,10 +179,7 @@ impl Link {
             if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
                 self.give_up(live);
             }
-            return Err(Failure::Refused {
-                code,
-                error: StoreError::Refused(server_text(&error)),
-            });
+            return Err(Failure::Refused { code, error: StoreError::Refused(server_text(&error)) });
         }
         self.give_up(live);
         Err(Failure::Unknown(self.unavailable(&error.to_string())))
@@ -204,9 +193,11 @@ impl Link {
                 State::Connected(live) if !live.driver.0.is_finished() => return Ok(live.clone()),
                 State::Connecting(attempt) => attempt.clone(),
                 State::Connected(_) | State::Unconnected => {
-                    let attempt = Arc::clone(self).attempt().boxed().shared();
+                    let task = self.runtime.spawn(Arc::clone(self).attempt());
+                    let link = Arc::downgrade(self);
+                    let attempt = task.map(move |joined| joined.unwrap_or_else(|_| ended(&link)));
+                    let attempt = attempt.boxed().shared();
                     slot.state = State::Connecting(attempt.clone());
-                    tokio::spawn(attempt.clone());
                     attempt
                 }
             }
@@ -227,11 +218,7 @@ impl Link {
                 tracing::info!(address = %self.address(), "connected to redis");
                 slot.failure_logged = false;
                 slot.made += 1;
-                let live = Live {
-                    connection,
-                    driver: Arc::new(driver),
-                    number: slot.made,
-                };
+                let live = Live { connection, driver: Arc::new(driver), number: slot.made };
                 slot.state = State::Connected(live.clone());
                 Ok(live)
             }
@@ -272,12 +259,7 @@ impl Link {
                 (connection, Driver(tokio::spawn(driver)))
             }
             other => {
-                return Err((
-                    ErrorKind::InvalidClientConfig,
-                    "unsupported address",
-                    other.to_string(),
-                )
-                    .into());
+                return Err((ErrorKind::InvalidClientConfig, "unsupported address", other.to_string()).into());
             }
         };
         self.prepare(&mut connection).await?;
@@ -322,6 +304,14 @@ impl Link {
             self.unavailable(&format!("cannot connect: {error}"))
         }
     }
+}
+
+/// The end of an attempt whose runtime ended under it, with the store.
+fn ended(link: &Weak<Link>) -> Result<Live, StoreError> {
+    if let Some(link) = link.upgrade() {
+        link.slot().state = State::Unconnected;
+    }
+    Err(StoreError::Unavailable("the store is being closed".to_owned()))
 }
 
 /// The first word of a server's error answer; `None` for every error of another origin.

@@ -12,6 +12,12 @@
 //! Nothing is sent twice, with one exception: `NOSCRIPT` says that a script was not run because the server
 //! had forgotten it, and the same call is made once more with its text. Text and call are one command, so
 //! that a `SCRIPT FLUSH` in between cannot fail it.
+//!
+//! # What the user needs
+//!
+//! `EVALSHA`, `EVAL`, `SCRIPT|LOAD`, `TIME`, `TYPE`, `GET`, `SET`, `DEL`, `PTTL`, `PEXPIRE`, `PERSIST`,
+//! `HGETALL`, `HMGET`, `HSET`, `HDEL`, `XADD`, `SMEMBERS`, `SISMEMBER`, `SADD`, `SREM` on the coordinator's
+//! own keys, and `XGROUP|CREATE` and `TYPE` on the shards' keys.
 
 mod link;
 mod provision;
@@ -29,6 +35,7 @@ use async_trait::async_trait;
 use rsc_core::{Stamp, Tombstone, Write, WriteKind};
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Timestamp};
+use tokio::runtime::{Handle, Runtime};
 use tokio::time::Instant;
 
 use self::link::{Failure, Link};
@@ -47,24 +54,56 @@ pub struct RedisStore {
     links: Vec<Arc<Link>>,
     mutex_ttl: String,
     command_timeout: Duration,
+    _home: Home,
+}
+
+/// The thread on which all connections live. Were they on the runtime of whoever called first, they would
+/// end with it (an HTTP worker that is stopped at shutdown, say) while an actor elsewhere waits for its
+/// commit, and answers would wait while that caller computes.
+#[derive(Debug)]
+struct Home(Option<Runtime>);
+
+impl Home {
+    fn start() -> Result<(Self, Handle), SettingsError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("rsc-redis")
+            .enable_all()
+            .build()
+            .map_err(|error| SettingsError::Thread(error.to_string()))?;
+        let handle = runtime.handle().clone();
+        Ok((Home(Some(runtime)), handle))
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // Waiting for the thread is forbidden where other tasks run.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl RedisStore {
     /// A store that connects with its first call and again after every loss, so that a process can start
-    /// while Redis is away. [`GroupStore::ping`] tells whether it is there. Calls must be made inside a
-    /// tokio runtime with time and IO.
+    /// while Redis is away. [`GroupStore::ping`] tells whether it is there. Connections live on a
+    /// thread of the store's own; calls can come from any tokio runtime that has its timers enabled.
     ///
     /// # Errors
     /// When the settings cannot work with any server.
     pub fn new(settings: &RedisSettings) -> Result<Self, SettingsError> {
         let info = settings.connection_info()?;
         let name = client_name(&settings.instance_id);
-        let link = |_| Arc::new(Link::new(info.clone(), name.clone(), settings.connect_timeout));
+        let (home, runtime) = Home::start()?;
+        let link =
+            |_| Arc::new(Link::new(info.clone(), name.clone(), settings.connect_timeout, runtime.clone()));
         Ok(RedisStore {
             keys: settings.keys.clone(),
             links: (0..settings.connections).map(link).collect(),
             mutex_ttl: settings.mutex_ttl.as_millis().to_string(),
             command_timeout: settings.command_timeout,
+            _home: home,
         })
     }
 
@@ -91,9 +130,7 @@ impl RedisStore {
         if matches!(&answer, Err(Failure::Refused { code, .. }) if code == "NOSCRIPT") {
             tracing::debug!(script = script.name, "the server had forgotten a script");
             meter::script_resent(script.name);
-            answer = link
-                .command(&script_call("EVAL", script.source, keys, arguments), deadline)
-                .await;
+            answer = link.command(&script_call("EVAL", script.source, keys, arguments), deadline).await;
         }
         metrics::histogram!("rsc_store_command_seconds", "command" => script.name)
             .record(started.elapsed().as_secs_f64());
@@ -103,10 +140,7 @@ impl RedisStore {
     /// Runs a command that is no script.
     async fn plain(&self, name: &'static str, key: &str, command: &Cmd) -> Result<Value, StoreError> {
         let started = Instant::now();
-        let answer = self
-            .link(key)
-            .command(command, started + self.command_timeout)
-            .await;
+        let answer = self.link(key).command(command, started + self.command_timeout).await;
         metrics::histogram!("rsc_store_command_seconds", "command" => name)
             .record(started.elapsed().as_secs_f64());
         answer.map_err(|failure| failure.about(key).into_error())
@@ -122,10 +156,7 @@ impl RedisStore {
             }
         };
         match reply::wrote(value, mutex) {
-            Ok(Wrote::Applied {
-                ttl_removed,
-                history_error,
-            }) => {
+            Ok(Wrote::Applied { ttl_removed, history_error }) => {
                 if ttl_removed {
                     tracing::warn!(mutex, "removed a TTL from the metadata key beside this mutex");
                     meter::ttl_removed();
@@ -150,12 +181,7 @@ impl RedisStore {
         group: &GroupKey,
     ) -> Result<Value, StoreError> {
         let key = self.keys.groups();
-        self.plain(
-            name,
-            &key,
-            ::redis::cmd(command).arg(&key).arg(self.keys.metadata(group)),
-        )
-        .await
+        self.plain(name, &key, ::redis::cmd(command).arg(&key).arg(self.keys.metadata(group))).await
     }
 
     async fn hold(
@@ -164,24 +190,16 @@ impl RedisStore {
         mutex: &str,
         arguments: &[&str],
     ) -> Result<String, StoreError> {
-        let value = self
-            .run(script, &[mutex], arguments)
-            .await
-            .map_err(Failure::into_error)?;
+        let value = self.run(script, &[mutex], arguments).await.map_err(Failure::into_error)?;
         Ok(Reply::of(value, mutex)?.0)
     }
 
     async fn renew_mutex(&self, mutex: &str, token: &MutexToken) -> Result<bool, StoreError> {
-        Ok(self
-            .hold(&SCRIPTS.renew, mutex, &[token.as_str(), &self.mutex_ttl])
-            .await?
-            == "held")
+        Ok(self.hold(&SCRIPTS.renew, mutex, &[token.as_str(), &self.mutex_ttl]).await? == "held")
     }
 
     async fn release_mutex(&self, mutex: &str, token: &MutexToken) -> Result<(), StoreError> {
-        self.hold(&SCRIPTS.release, mutex, &[token.as_str()])
-            .await
-            .map(|_| ())
+        self.hold(&SCRIPTS.release, mutex, &[token.as_str()]).await.map(|_| ())
     }
 }
 
@@ -200,11 +218,7 @@ fn client_name(instance_id: &str) -> String {
 
 /// A stamp as the scripts take it: three texts.
 fn stamp_texts(stamp: &Stamp) -> [String; 3] {
-    [
-        stamp.revision.to_string(),
-        stamp.live_revision.to_string(),
-        stamp.write_id.clone(),
-    ]
+    [stamp.revision.to_string(), stamp.live_revision.to_string(), stamp.write_id.clone()]
 }
 
 #[async_trait]
@@ -247,20 +261,9 @@ impl GroupStore for RedisStore {
         let [revision, live_revision, write_id] = stamp_texts(expected);
         let history = write.history.as_deref().unwrap_or_default();
         let set_items = (change.set.len() * 2).to_string();
-        let mut arguments: Vec<&str> = vec![
-            token.as_str(),
-            &revision,
-            &live_revision,
-            &write_id,
-            history,
-            &set_items,
-        ];
-        arguments.extend(
-            change
-                .set
-                .iter()
-                .flat_map(|(name, text)| [name.as_ref(), text.as_ref()]),
-        );
+        let mut arguments: Vec<&str> =
+            vec![token.as_str(), &revision, &live_revision, &write_id, history, &set_items];
+        arguments.extend(change.set.iter().flat_map(|(name, text)| [name.as_ref(), text.as_ref()]));
         arguments.extend(change.remove.iter().map(String::as_str));
         let keys = [metadata.as_str(), &mutex, &self.keys.history(group)];
         let answer = self.run(&SCRIPTS.commit, &keys, &arguments).await;
@@ -293,24 +296,9 @@ impl GroupStore for RedisStore {
         let identity = tombstone_fields(tombstone.unwrap_or(&Tombstone::default()));
         let history = write.history.as_deref().unwrap_or_default();
         let mut arguments: Vec<&str> = vec![token.as_str(), &self.mutex_ttl, history, read];
-        arguments.extend(
-            identity
-                .iter()
-                .take(TOMBSTONE_IDENTITY)
-                .map(|(_, text)| text.as_str()),
-        );
-        arguments.extend(
-            change
-                .set
-                .iter()
-                .flat_map(|(name, text)| [name.as_ref(), text.as_ref()]),
-        );
-        let keys = [
-            metadata.as_str(),
-            &mutex,
-            &self.keys.history(group),
-            &self.keys.tombstone(group),
-        ];
+        arguments.extend(identity.iter().take(TOMBSTONE_IDENTITY).map(|(_, text)| text.as_str()));
+        arguments.extend(change.set.iter().flat_map(|(name, text)| [name.as_ref(), text.as_ref()]));
+        let keys = [metadata.as_str(), &mutex, &self.keys.history(group), &self.keys.tombstone(group)];
         let answer = self.run(&SCRIPTS.create, &keys, &arguments).await;
         let outcome = self.outcome(answer, &mutex, change.stamp);
         meter::wrote(Operation::Create, &outcome);
@@ -329,26 +317,10 @@ impl GroupStore for RedisStore {
         let [revision, live_revision, write_id] = stamp_texts(expected.unwrap_or(&Stamp::default()));
         let ttl = Tombstone::TTL_MS.to_string();
         let fields = tombstone.map(tombstone_fields);
-        let mut arguments: Vec<&str> = vec![
-            token.as_str(),
-            checked,
-            &revision,
-            &live_revision,
-            &write_id,
-            &ttl,
-        ];
-        arguments.extend(
-            fields
-                .iter()
-                .flatten()
-                .flat_map(|(name, text)| [*name, text.as_str()]),
-        );
-        let keys = [
-            metadata.as_str(),
-            &mutex,
-            &self.keys.history(group),
-            &self.keys.tombstone(group),
-        ];
+        let mut arguments: Vec<&str> =
+            vec![token.as_str(), checked, &revision, &live_revision, &write_id, &ttl];
+        arguments.extend(fields.iter().flatten().flat_map(|(name, text)| [*name, text.as_str()]));
+        let keys = [metadata.as_str(), &mutex, &self.keys.history(group), &self.keys.tombstone(group)];
         let answer = self.run(&SCRIPTS.delete, &keys, &arguments).await;
         let outcome = self.outcome(answer, &mutex, Stamp::default());
         meter::wrote(Operation::Delete, &outcome);
@@ -363,12 +335,8 @@ impl GroupStore for RedisStore {
 
     async fn index(&self) -> Result<Vec<String>, StoreError> {
         let key = self.keys.groups();
-        let members = self
-            .plain("index", &key, ::redis::cmd("SMEMBERS").arg(&key))
-            .await?;
-        let members = members
-            .into_sequence()
-            .map_err(|_| reply::unexpected("the index is no list"))?;
+        let members = self.plain("index", &key, ::redis::cmd("SMEMBERS").arg(&key)).await?;
+        let members = members.into_sequence().map_err(|_| reply::unexpected("the index is no list"))?;
         members.into_iter().map(reply::text).collect()
     }
 
@@ -382,9 +350,7 @@ impl GroupStore for RedisStore {
     }
 
     async fn index_remove(&self, group: &GroupKey) -> Result<(), StoreError> {
-        self.index_command("SREM", "index_remove", group)
-            .await
-            .map(|_| ())
+        self.index_command("SREM", "index_remove", group).await.map(|_| ())
     }
 
     async fn lock_stream(
@@ -393,25 +359,17 @@ impl GroupStore for RedisStore {
         token: &MutexToken,
     ) -> Result<Option<String>, StoreError> {
         let mutex = self.keys.stream_mutex(stream_prefix);
-        let answer = self
-            .run(&SCRIPTS.lock, &[&mutex], &[token.as_str(), &self.mutex_ttl])
-            .await;
+        let answer = self.run(&SCRIPTS.lock, &[&mutex], &[token.as_str(), &self.mutex_ttl]).await;
         let (kind, mut reply) = Reply::of(answer.map_err(Failure::into_error)?, &mutex)?;
-        if kind == "busy" {
-            reply.text().map(Some)
-        } else {
-            Ok(None)
-        }
+        if kind == "busy" { reply.text().map(Some) } else { Ok(None) }
     }
 
     async fn renew_stream(&self, stream_prefix: &str, token: &MutexToken) -> Result<bool, StoreError> {
-        self.renew_mutex(&self.keys.stream_mutex(stream_prefix), token)
-            .await
+        self.renew_mutex(&self.keys.stream_mutex(stream_prefix), token).await
     }
 
     async fn unlock_stream(&self, stream_prefix: &str, token: &MutexToken) -> Result<(), StoreError> {
-        self.release_mutex(&self.keys.stream_mutex(stream_prefix), token)
-            .await
+        self.release_mutex(&self.keys.stream_mutex(stream_prefix), token).await
     }
 
     /// As the trait says; a batch of 250 shards has the command timeout for itself.
@@ -426,15 +384,9 @@ impl GroupStore for RedisStore {
     }
 
     async fn ping(&self) -> Result<Timestamp, StoreError> {
-        let answer = self
-            .plain("ping", &self.keys.groups(), &::redis::cmd("TIME"))
-            .await?;
-        let parts = answer
-            .into_sequence()
-            .map_err(|_| reply::unexpected("the time is no list"))?;
-        let parts = parts
-            .try_into()
-            .map_err(|_| reply::unexpected("the time has not two parts"))?;
+        let answer = self.plain("ping", &self.keys.groups(), &::redis::cmd("TIME")).await?;
+        let parts = answer.into_sequence().map_err(|_| reply::unexpected("the time is no list"))?;
+        let parts = parts.try_into().map_err(|_| reply::unexpected("the time has not two parts"))?;
         reply::time(parts)
     }
 

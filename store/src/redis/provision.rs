@@ -31,11 +31,7 @@ pub(super) async fn provision(
         let mut pipeline = ::redis::pipe();
         for shard in batch.clone() {
             pipeline.cmd("XGROUP").arg("CREATE");
-            pipeline
-                .arg(shard_key(stream_prefix, shard))
-                .arg(consumer_group)
-                .arg("0")
-                .arg("MKSTREAM");
+            pipeline.arg(shard_key(stream_prefix, shard)).arg(consumer_group).arg("0").arg("MKSTREAM");
         }
         let answers = link
             .commands(&mut pipeline, deadline)
@@ -56,10 +52,7 @@ async fn explained(link: &Arc<Link>, key: String, error: &RedisError, deadline: 
     if server_code(error).as_deref() == Some("WRONGTYPE") {
         let asked = link.command(::redis::cmd("TYPE").arg(&key), deadline).await;
         let found = asked.ok().and_then(|kind: Value| text(kind).ok());
-        return ProvisionError::WrongType {
-            key,
-            found: found.unwrap_or_else(|| "value".to_owned()),
-        };
+        return ProvisionError::WrongType { key, found: found.unwrap_or_else(|| "value".to_owned()) };
     }
     ProvisionError::Store(StoreError::Refused(format!("{} (key {key})", server_text(error))))
 }

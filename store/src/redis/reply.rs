@@ -35,23 +35,17 @@ impl Reply {
         let Value::Array(items) = value else {
             return Err(unexpected("a script's answer is no list"));
         };
-        let mut reply = Reply {
-            items: items.into_iter(),
-        };
+        let mut reply = Reply { items: items.into_iter() };
         let kind = reply.text()?;
         if kind == "mutex_type" {
             let found = reply.text()?;
-            return Err(StoreError::Refused(format!(
-                "key {mutex} holds a {found}, not a mutex: remove it"
-            )));
+            return Err(StoreError::Refused(format!("key {mutex} holds a {found}, not a mutex: remove it")));
         }
         Ok((kind, reply))
     }
 
     fn next(&mut self) -> Result<Value, StoreError> {
-        self.items
-            .next()
-            .ok_or_else(|| unexpected("a script's answer is too short"))
+        self.items.next().ok_or_else(|| unexpected("a script's answer is too short"))
     }
 
     /// The next item as text.
@@ -89,15 +83,10 @@ impl Reply {
 pub(super) fn entered(value: Value, mutex: &str) -> Result<Entered, StoreError> {
     let (kind, mut reply) = Reply::of(value, mutex)?;
     if kind == "busy" {
-        return Ok(Entered::Busy {
-            holder: reply.text()?,
-        });
+        return Ok(Entered::Busy { holder: reply.text()? });
     }
     if kind == "unchanged" {
-        return Ok(Entered::Unchanged {
-            now: reply.now()?,
-            has_ttl: reply.flag()?,
-        });
+        return Ok(Entered::Unchanged { now: reply.now()?, has_ttl: reply.flag()? });
     }
     Ok(match state(&kind, &mut reply)? {
         Found::Record { now, fields, has_ttl } => Entered::Loaded { now, fields, has_ttl },
@@ -117,20 +106,10 @@ fn state(kind: &str, reply: &mut Reply) -> Result<Found, StoreError> {
     match kind {
         "loaded" => {
             let has_ttl = reply.flag()?;
-            Ok(Found::Record {
-                now,
-                fields: reply.fields()?,
-                has_ttl,
-            })
+            Ok(Found::Record { now, fields: reply.fields()?, has_ttl })
         }
-        "missing" => Ok(Found::Missing {
-            now,
-            tombstone: tombstone_of(&reply.fields()?),
-        }),
-        "wrong_type" => Ok(Found::WrongType {
-            now,
-            found: reply.text()?,
-        }),
+        "missing" => Ok(Found::Missing { now, tombstone: tombstone_of(&reply.fields()?) }),
+        "wrong_type" => Ok(Found::WrongType { now, found: reply.text()? }),
         other => Err(unexpected(&format!("a script answered {other:?}"))),
     }
 }
@@ -139,10 +118,7 @@ fn state(kind: &str, reply: &mut Reply) -> Result<Found, StoreError> {
 pub(super) fn wrote(value: Value, mutex: &str) -> Result<Wrote, StoreError> {
     let (kind, mut reply) = Reply::of(value, mutex)?;
     match kind.as_str() {
-        "applied" => Ok(Wrote::Applied {
-            ttl_removed: reply.flag()?,
-            history_error: reply.text()?,
-        }),
+        "applied" => Ok(Wrote::Applied { ttl_removed: reply.flag()?, history_error: reply.text()? }),
         "conflict" => Ok(Wrote::Conflict(match reply.text()?.as_str() {
             "moved" => Conflict::Moved,
             "mutex_lost" => Conflict::MutexLost,
@@ -160,14 +136,10 @@ pub(super) fn wrote(value: Value, mutex: &str) -> Result<Wrote, StoreError> {
 pub(super) fn time(parts: [Value; 2]) -> Result<Timestamp, StoreError> {
     let mut numbers = [0_i64; 2];
     for (number, part) in numbers.iter_mut().zip(parts) {
-        *number = text(part)?
-            .parse()
-            .map_err(|_| unexpected("the time is no number"))?;
+        *number = text(part)?.parse().map_err(|_| unexpected("the time is no number"))?;
     }
     let [seconds, microseconds] = numbers;
-    Ok(Timestamp::from_millis(
-        seconds.saturating_mul(1000).saturating_add(microseconds / 1000),
-    ))
+    Ok(Timestamp::from_millis(seconds.saturating_mul(1000).saturating_add(microseconds / 1000)))
 }
 
 /// A text; bytes that are no UTF-8 are replaced.
@@ -203,20 +175,8 @@ mod tests {
             Value::Array(vec![]),
             Value::Array(vec![Value::Nil]),
             Value::Array(vec![bulk("loaded")]),
-            Value::Array(vec![
-                bulk("loaded"),
-                bulk("x"),
-                bulk("0"),
-                Value::Int(0),
-                Value::Array(vec![]),
-            ]),
-            Value::Array(vec![
-                bulk("loaded"),
-                bulk("1"),
-                bulk("0"),
-                bulk("0"),
-                Value::Array(vec![]),
-            ]),
+            Value::Array(vec![bulk("loaded"), bulk("x"), bulk("0"), Value::Int(0), Value::Array(vec![])]),
+            Value::Array(vec![bulk("loaded"), bulk("1"), bulk("0"), bulk("0"), Value::Array(vec![])]),
             Value::Array(vec![
                 bulk("loaded"),
                 bulk("1"),
@@ -229,34 +189,18 @@ mod tests {
             Value::Array(vec![bulk("applied"), bulk("0")]),
         ];
         for answer in answers {
-            assert!(
-                matches!(entered(answer.clone(), "m"), Err(StoreError::Unexpected(_))),
-                "{answer:?}"
-            );
-            assert!(
-                matches!(found(answer.clone()), Err(StoreError::Unexpected(_))),
-                "{answer:?}"
-            );
-            assert!(
-                matches!(wrote(answer.clone(), "m"), Err(StoreError::Unexpected(_))),
-                "{answer:?}"
-            );
+            assert!(matches!(entered(answer.clone(), "m"), Err(StoreError::Unexpected(_))), "{answer:?}");
+            assert!(matches!(found(answer.clone()), Err(StoreError::Unexpected(_))), "{answer:?}");
+            assert!(matches!(wrote(answer.clone(), "m"), Err(StoreError::Unexpected(_))), "{answer:?}");
         }
     }
 
     #[test]
     fn fields_are_bytes() {
         let pairs = vec![bulk("aggregate"), Value::BulkString(vec![0, 255, 10])];
-        let answer = Value::Array(vec![
-            bulk("loaded"),
-            bulk("1"),
-            bulk("999"),
-            Value::Int(1),
-            Value::Array(pairs),
-        ]);
-        let Ok(Found::Record { now, fields, has_ttl }) = found(answer) else {
-            panic!("no record")
-        };
+        let answer =
+            Value::Array(vec![bulk("loaded"), bulk("1"), bulk("999"), Value::Int(1), Value::Array(pairs)]);
+        let Ok(Found::Record { now, fields, has_ttl }) = found(answer) else { panic!("no record") };
         assert_eq!((now.as_millis(), has_ttl), (1000, true));
         assert_eq!(fields["aggregate"], [0, 255, 10]);
     }

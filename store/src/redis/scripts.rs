@@ -16,11 +16,7 @@ pub(super) struct Script {
 
 impl Script {
     fn new(name: &'static str, source: &'static str) -> Self {
-        Script {
-            name,
-            source,
-            sha: ::redis::Script::new(source).get_hash().to_owned(),
-        }
+        Script { name, source, sha: ::redis::Script::new(source).get_hash().to_owned() }
     }
 }
 

@@ -134,6 +134,9 @@ pub enum SettingsError {
     /// No connections at all.
     #[error("at least one connection to redis is needed")]
     NoConnections,
+    /// The system gave no thread.
+    #[error("no thread for the connections to redis: {0}")]
+    Thread(String),
 }
 
 #[cfg(test)]
@@ -165,23 +168,12 @@ mod tests {
             change(&mut settings);
             settings.connection_info().unwrap_err().to_string()
         };
-        for url in [
-            "",
-            "localhost",
-            "http://localhost",
-            "redis://",
-            "redis://host:notaport",
-            "redis://h/x",
-        ] {
+        for url in ["", "localhost", "http://localhost", "redis://", "redis://host:notaport", "redis://h/x"] {
             let error = RedisSettings::new(url).connection_info().unwrap_err();
             assert!(matches!(error, SettingsError::Url(_)), "{url}: {error}");
         }
         for url in ["rediss://host", "rediss://host:6379/#insecure", "valkeys://host"] {
-            assert_eq!(
-                RedisSettings::new(url).connection_info().unwrap_err(),
-                SettingsError::Tls,
-                "{url}"
-            );
+            assert_eq!(RedisSettings::new(url).connection_info().unwrap_err(), SettingsError::Tls, "{url}");
         }
         assert!(broken(|settings| settings.database = Some(-1)).contains("redis.database"));
         assert!(broken(|settings| settings.username = Some("u".into())).contains("redis.username"));
@@ -200,12 +192,6 @@ mod tests {
         let mut settings = RedisSettings::new("redis://u:geheim@host:port");
         settings.password = Some("geheim".into());
         assert!(!format!("{settings:?}").contains("geheim"));
-        assert!(
-            !settings
-                .connection_info()
-                .unwrap_err()
-                .to_string()
-                .contains("geheim")
-        );
+        assert!(!settings.connection_info().unwrap_err().to_string().contains("geheim"));
     }
 }

@@ -10,10 +10,7 @@ use crate::support::{applied, created, enter, group, structural};
 pub(crate) async fn read_takes_no_mutex(world: &World) {
     let group = group("orders");
     let found = world.store.read(&group).await.unwrap();
-    assert!(
-        matches!(found, Found::Missing { tombstone: None, .. }),
-        "{found:?}"
-    );
+    assert!(matches!(found, Found::Missing { tombstone: None, .. }), "{found:?}");
     created(&*world.store, &group).await;
     let (holder, _) = enter(&*world.store, &group, None).await;
     let before = world.store.ping().await.unwrap();
@@ -31,10 +28,7 @@ pub(crate) async fn read_takes_no_mutex(world: &World) {
     assert!(matches!(found, Found::Record { has_ttl: true, .. }), "{found:?}");
     world.put_text(&world.keys.metadata(&group), "no hash");
     let found = world.store.read(&group).await.unwrap();
-    assert!(
-        matches!(&found, Found::WrongType { found, .. } if found == "string"),
-        "{found:?}"
-    );
+    assert!(matches!(&found, Found::WrongType { found, .. } if found == "string"), "{found:?}");
 }
 
 pub(crate) async fn the_index_is_a_set(world: &World) {
@@ -46,10 +40,7 @@ pub(crate) async fn the_index_is_a_set(world: &World) {
     }
     let mut members = world.store.index().await.unwrap();
     members.sort();
-    assert_eq!(
-        members,
-        [world.keys.metadata(&first), world.keys.metadata(&second)]
-    );
+    assert_eq!(members, [world.keys.metadata(&first), world.keys.metadata(&second)]);
     assert!(world.store.index_contains(&first).await.unwrap());
     for _ in 0..2 {
         world.store.index_remove(&first).await.unwrap();
@@ -66,19 +57,7 @@ pub(crate) async fn an_index_of_another_type_is_an_error(world: &World) {
 }
 
 pub(crate) async fn names_of_every_kind(world: &World) {
-    let names = [
-        "주문",
-        "🙂",
-        "a:b",
-        "a",
-        "100%",
-        "%7B",
-        "a b",
-        "\\\"'",
-        "..",
-        "\u{feff}x",
-        "ﷺ",
-    ];
+    let names = ["주문", "🙂", "a:b", "a", "100%", "%7B", "a b", "\\\"'", "..", "\u{feff}x", "ﷺ"];
     for stream_prefix in names {
         for consumer_group in ["b:c", "c", "소비자🙂%"] {
             let group = GroupKey::new(stream_prefix, consumer_group).unwrap();
@@ -88,14 +67,10 @@ pub(crate) async fn names_of_every_kind(world: &World) {
                 created(&*world.store, &group).await;
             }
             let (token, entered) = enter(&*world.store, &group, None).await;
-            let Entered::Loaded { fields, .. } = entered else {
-                panic!("{entered:?}")
-            };
+            let Entered::Loaded { fields, .. } = entered else { panic!("{entered:?}") };
             let stamp = stamp_of(&fields);
-            let mut write = structural(
-                &format!("{{\"name\":\"{}\"}}", key.escape_default()),
-                stamp.revision + 1,
-            );
+            let mut write =
+                structural(&format!("{{\"name\":\"{}\"}}", key.escape_default()), stamp.revision + 1);
             write.live = vec![(format!("{stream_prefix}{{}}:🙂"), "{\"live\":\"🙂\"}".into())];
             applied(world.store.commit(&group, &token, &stamp, &write).await);
             let name = format!("live:{stream_prefix}{{}}:🙂");
@@ -105,11 +80,7 @@ pub(crate) async fn names_of_every_kind(world: &World) {
             let lock = crate::support::token();
             assert_eq!(world.store.lock_stream(stream_prefix, &lock).await.unwrap(), None);
             world.store.unlock_stream(stream_prefix, &lock).await.unwrap();
-            world
-                .store
-                .provision(stream_prefix, consumer_group, 0..2)
-                .await
-                .unwrap();
+            world.store.provision(stream_prefix, consumer_group, 0..2).await.unwrap();
         }
     }
 }
@@ -131,15 +102,10 @@ pub(crate) async fn provisioning_again_is_fine(world: &World) {
     world.store.provision("orders", "audit", 0..5).await.unwrap();
     let Some(server) = world.server() else { return };
     for shard in 0..5 {
-        let groups: redis::Value = server
-            .run(&["XINFO", "GROUPS", &format!("orders:{shard}")])
-            .unwrap();
+        let groups: redis::Value = server.run(&["XINFO", "GROUPS", &format!("orders:{shard}")]).unwrap();
         assert_eq!(groups.as_sequence().unwrap().len(), 2, "{groups:?}");
         let text = format!("{groups:?}");
-        assert!(
-            text.contains("billing") && text.contains("audit") && text.contains("0-0"),
-            "{text}"
-        );
+        assert!(text.contains("billing") && text.contains("audit") && text.contains("0-0"), "{text}");
     }
     assert!(!server.exists("orders:5"));
 }
@@ -149,10 +115,6 @@ pub(crate) async fn ping_tells_the_time(world: &World) {
     // 2024-01-01
     assert!(first.as_millis() > 1_704_067_200_000);
     assert!(world.store.ping().await.unwrap() >= first);
-    let expected = if world.server().is_some() {
-        "redis"
-    } else {
-        "memory"
-    };
+    let expected = if world.server().is_some() { "redis" } else { "memory" };
     assert_eq!(world.store.kind(), expected);
 }

@@ -26,18 +26,9 @@ pub(crate) async fn unchanged_only_if_all_three_match(world: &World) {
     let group = group("orders");
     let stamp = created(&*world.store, &group).await;
     let others = [
-        Stamp {
-            revision: stamp.revision + 1,
-            ..stamp.clone()
-        },
-        Stamp {
-            live_revision: stamp.live_revision + 1,
-            ..stamp.clone()
-        },
-        Stamp {
-            write_id: "another".into(),
-            ..stamp.clone()
-        },
+        Stamp { revision: stamp.revision + 1, ..stamp.clone() },
+        Stamp { live_revision: stamp.live_revision + 1, ..stamp.clone() },
+        Stamp { write_id: "another".into(), ..stamp.clone() },
     ];
     for known in others.iter().map(Some).chain([None]) {
         let (token, entered) = enter(&*world.store, &group, known).await;
@@ -56,23 +47,11 @@ pub(crate) async fn absent_live_revision_and_write_id_count(world: &World) {
     // As another implementation of the protocol writes it.
     let group = group("orders");
     let key = world.keys.metadata(&group);
-    world.put_hash(
-        &key,
-        &[("aggregate", b"{}"), ("revision", b"7"), ("schemaVersion", b"1")],
-    );
-    let stamp = Stamp {
-        revision: 7,
-        live_revision: 0,
-        write_id: String::new(),
-    };
+    world.put_hash(&key, &[("aggregate", b"{}"), ("revision", b"7"), ("schemaVersion", b"1")]);
+    let stamp = Stamp { revision: 7, live_revision: 0, write_id: String::new() };
     let (token, entered) = enter(&*world.store, &group, Some(&stamp)).await;
     assert!(matches!(entered, Entered::Unchanged { .. }), "{entered:?}");
-    let after = applied(
-        world
-            .store
-            .commit(&group, &token, &stamp, &lease_only(&[("m", "{}")]))
-            .await,
-    );
+    let after = applied(world.store.commit(&group, &token, &stamp, &lease_only(&[("m", "{}")])).await);
     assert_eq!((after.revision, after.live_revision), (7, 1));
     assert_eq!(world.field(&key, "revision").as_deref(), Some("7"));
     assert_eq!(world.field(&key, "layoutVersion").as_deref(), Some("2"));
@@ -86,10 +65,7 @@ pub(crate) async fn the_same_revision_with_another_write_id_does_not_pass(world:
     world.put_field(&key, "writeId", Some("of-another-history"));
     let (token, entered) = enter(&*world.store, &group, Some(&remembered)).await;
     assert_eq!(loaded(entered)["writeId"], b"of-another-history");
-    let outcome = world
-        .store
-        .commit(&group, &token, &remembered, &structural("{\"x\":1}", 2))
-        .await;
+    let outcome = world.store.commit(&group, &token, &remembered, &structural("{\"x\":1}", 2)).await;
     conflicts(&outcome, Conflict::Moved);
     assert_eq!(world.field(&key, "revision").as_deref(), Some("1"));
     assert!(is_free(&*world.store, &group).await);
@@ -98,14 +74,8 @@ pub(crate) async fn the_same_revision_with_another_write_id_does_not_pass(world:
         loaded(entered);
         let was = world.field(&key, name);
         world.put_field(&key, name, Some(stale));
-        let now = Stamp {
-            write_id: "of-another-history".into(),
-            ..remembered.clone()
-        };
-        let outcome = world
-            .store
-            .commit(&group, &token, &now, &lease_only(&[("m", "{}")]))
-            .await;
+        let now = Stamp { write_id: "of-another-history".into(), ..remembered.clone() };
+        let outcome = world.store.commit(&group, &token, &now, &lease_only(&[("m", "{}")])).await;
         conflicts(&outcome, Conflict::Moved);
         assert_eq!(world.field(&key, "live:m"), None);
         world.put_field(&key, name, was.as_deref());
@@ -117,15 +87,9 @@ pub(crate) async fn structural_writes_every_field_and_frees_the_mutex(world: &Wo
     let stamp = created(&*world.store, &group).await;
     let (token, _) = enter(&*world.store, &group, Some(&stamp)).await;
     let mut write = structural("{\"storeRevision\":2}", 2);
-    write.live = vec![
-        ("m1".into(), "{\"a\":1}".into()),
-        ("m2".into(), "{\"a\":2}".into()),
-    ];
+    write.live = vec![("m1".into(), "{\"a\":1}".into()), ("m2".into(), "{\"a\":2}".into())];
     let second = applied(world.store.commit(&group, &token, &stamp, &write).await);
-    assert_eq!(
-        (second.revision, second.live_revision),
-        (2, stamp.live_revision + 1)
-    );
+    assert_eq!((second.revision, second.live_revision), (2, stamp.live_revision + 1));
     assert_ne!(second.write_id, stamp.write_id);
     assert!(!second.write_id.is_empty());
     let key = world.keys.metadata(&group);
@@ -161,16 +125,8 @@ pub(crate) async fn lease_only_leaves_aggregate_and_revision_alone(world: &World
     let key = world.keys.metadata(&group);
     let (token, _) = enter(&*world.store, &group, Some(&stamp)).await;
     let before = world.hash(&key);
-    let after = applied(
-        world
-            .store
-            .commit(&group, &token, &stamp, &lease_only(&[("m", "{\"l\":1}")]))
-            .await,
-    );
-    assert_eq!(
-        (after.revision, after.live_revision),
-        (stamp.revision, stamp.live_revision + 1)
-    );
+    let after = applied(world.store.commit(&group, &token, &stamp, &lease_only(&[("m", "{\"l\":1}")])).await);
+    assert_eq!((after.revision, after.live_revision), (stamp.revision, stamp.live_revision + 1));
     assert_ne!(after.write_id, stamp.write_id);
     let hash = world.hash(&key);
     for name in ["aggregate", "revision", "schemaVersion", "layoutVersion"] {
@@ -183,12 +139,7 @@ pub(crate) async fn lease_only_leaves_aggregate_and_revision_alone(world: &World
     assert!(is_free(&*world.store, &group).await);
     // A structural commit afterwards does not take the live revision back.
     let (token, _) = enter(&*world.store, &group, Some(&after)).await;
-    let third = applied(
-        world
-            .store
-            .commit(&group, &token, &after, &structural("{}", 2))
-            .await,
-    );
+    let third = applied(world.store.commit(&group, &token, &after, &structural("{}", 2)).await);
     assert_eq!(third.live_revision, after.live_revision + 1);
 }
 
@@ -198,19 +149,10 @@ pub(crate) async fn a_lost_mutex_writes_nothing(world: &World) {
     let (first, _) = enter(&*world.store, &group, None).await;
     world.remove(&world.keys.mutex(&group));
     let write = structural("{\"lost\":1}", 2);
-    conflicts(
-        &world.store.commit(&group, &first, &stamp, &write).await,
-        Conflict::MutexLost,
-    );
+    conflicts(&world.store.commit(&group, &first, &stamp, &write).await, Conflict::MutexLost);
     let (second, _) = enter(&*world.store, &group, None).await;
-    conflicts(
-        &world.store.commit(&group, &first, &stamp, &write).await,
-        Conflict::MutexLost,
-    );
-    assert_eq!(
-        world.field(&world.keys.metadata(&group), "revision").as_deref(),
-        Some("1")
-    );
+    conflicts(&world.store.commit(&group, &first, &stamp, &write).await, Conflict::MutexLost);
+    assert_eq!(world.field(&world.keys.metadata(&group), "revision").as_deref(), Some("1"));
     assert!(world.store.renew(&group, &second).await.unwrap());
 }
 
@@ -221,18 +163,12 @@ pub(crate) async fn a_vanished_key_is_never_created_again(world: &World) {
     for write in [structural("{}", 2), lease_only(&[("m", "{}")])] {
         let (token, _) = enter(&*world.store, &group, None).await;
         world.remove(&key);
-        conflicts(
-            &world.store.commit(&group, &token, &stamp, &write).await,
-            Conflict::Missing,
-        );
+        conflicts(&world.store.commit(&group, &token, &stamp, &write).await, Conflict::Missing);
         assert_eq!(world.kind(&key), "none");
         assert!(is_free(&*world.store, &group).await);
     }
     let (_, entered) = enter(&*world.store, &group, Some(&stamp)).await;
-    assert!(
-        matches!(entered, Entered::Missing { tombstone: None, .. }),
-        "{entered:?}"
-    );
+    assert!(matches!(entered, Entered::Missing { tombstone: None, .. }), "{entered:?}");
 }
 
 pub(crate) async fn a_key_of_another_type_is_never_touched(world: &World) {
@@ -241,21 +177,12 @@ pub(crate) async fn a_key_of_another_type_is_never_touched(world: &World) {
     let key = world.keys.metadata(&group);
     let (token, _) = enter(&*world.store, &group, None).await;
     world.put_text(&key, "somebody else's");
-    let outcome = world
-        .store
-        .commit(&group, &token, &stamp, &structural("{}", 2))
-        .await;
+    let outcome = world.store.commit(&group, &token, &stamp, &structural("{}", 2)).await;
     conflicts(&outcome, Conflict::WrongType);
     let (token, entered) = enter(&*world.store, &group, Some(&stamp)).await;
-    assert!(
-        matches!(&entered, Entered::WrongType { found, .. } if found == "string"),
-        "{entered:?}"
-    );
+    assert!(matches!(&entered, Entered::WrongType { found, .. } if found == "string"), "{entered:?}");
     world.store.release(&group, &token).await.unwrap();
-    let created = world
-        .store
-        .create(&group, &token, None, &structural("{}", 1))
-        .await;
+    let created = world.store.create(&group, &token, None, &structural("{}", 1)).await;
     conflicts(&created, Conflict::WrongType);
     assert_eq!(world.kind(&key), "string");
     assert!(is_free(&*world.store, &group).await);
@@ -268,24 +195,15 @@ pub(crate) async fn a_ttl_is_reported_and_removed(world: &World) {
     for write in [structural("{}", 2), lease_only(&[("m", "{}")])] {
         world.expire_in(&key, std::time::Duration::from_secs(600));
         let (token, entered) = enter(&*world.store, &group, Some(&stamp)).await;
-        assert!(
-            matches!(entered, Entered::Unchanged { has_ttl: true, .. }),
-            "{entered:?}"
-        );
+        assert!(matches!(entered, Entered::Unchanged { has_ttl: true, .. }), "{entered:?}");
         world.store.release(&group, &token).await.unwrap();
         let (token, entered) = enter(&*world.store, &group, None).await;
-        assert!(
-            matches!(entered, Entered::Loaded { has_ttl: true, .. }),
-            "{entered:?}"
-        );
+        assert!(matches!(entered, Entered::Loaded { has_ttl: true, .. }), "{entered:?}");
         stamp = applied(world.store.commit(&group, &token, &stamp, &write).await);
         assert_eq!(world.ttl_ms(&key), None);
     }
     let (_, entered) = enter(&*world.store, &group, None).await;
-    assert!(
-        matches!(entered, Entered::Loaded { has_ttl: false, .. }),
-        "{entered:?}"
-    );
+    assert!(matches!(entered, Entered::Loaded { has_ttl: false, .. }), "{entered:?}");
 }
 
 pub(crate) async fn ten_thousand_live_fields_in_one_commit(world: &World) {
@@ -293,9 +211,8 @@ pub(crate) async fn ten_thousand_live_fields_in_one_commit(world: &World) {
     let stamp = created(&*world.store, &group).await;
     let (token, _) = enter(&*world.store, &group, None).await;
     let mut write = structural("{}", 2);
-    write.live = (0..10_000)
-        .map(|number| (format!("member-{number}"), format!("{{\"n\":{number}}}")))
-        .collect();
+    write.live =
+        (0..10_000).map(|number| (format!("member-{number}"), format!("{{\"n\":{number}}}"))).collect();
     let second = applied(world.store.commit(&group, &token, &stamp, &write).await);
     let (token, entered) = enter(&*world.store, &group, None).await;
     let fields = loaded(entered);
@@ -308,10 +225,7 @@ pub(crate) async fn ten_thousand_live_fields_in_one_commit(world: &World) {
     applied(world.store.commit(&group, &token, &second, &write).await);
     let (_, entered) = enter(&*world.store, &group, None).await;
     assert_eq!(
-        loaded(entered)
-            .keys()
-            .filter(|name| name.starts_with("live:"))
-            .collect::<Vec<_>>(),
+        loaded(entered).keys().filter(|name| name.starts_with("live:")).collect::<Vec<_>>(),
         ["live:stays"]
     );
 }
@@ -328,46 +242,26 @@ pub(crate) async fn numbers_keep_every_digit(world: &World) {
             ("liveRevision", b"9007199254740993"),
         ],
     );
-    let stamp = Stamp {
-        revision: big,
-        live_revision: big,
-        write_id: String::new(),
-    };
+    let stamp = Stamp { revision: big, live_revision: big, write_id: String::new() };
     // One less is the same number to a float.
-    let near = Stamp {
-        revision: big - 1,
-        ..stamp.clone()
-    };
-    let (token, _) = enter(&*world.store, &group, None).await;
-    conflicts(
-        &world
-            .store
-            .commit(&group, &token, &near, &structural("{}", big))
-            .await,
-        Conflict::Moved,
-    );
+    for near in
+        [Stamp { revision: big - 1, ..stamp.clone() }, Stamp { live_revision: big - 1, ..stamp.clone() }]
+    {
+        let (token, entered) = enter(&*world.store, &group, Some(&near)).await;
+        loaded(entered);
+        conflicts(&world.store.commit(&group, &token, &near, &structural("{}", big)).await, Conflict::Moved);
+    }
     let (token, entered) = enter(&*world.store, &group, Some(&stamp)).await;
     assert!(matches!(entered, Entered::Unchanged { .. }), "{entered:?}");
-    applied(
-        world
-            .store
-            .commit(&group, &token, &stamp, &structural("{}", big + 1))
-            .await,
-    );
+    applied(world.store.commit(&group, &token, &stamp, &structural("{}", big + 1)).await);
     assert_eq!(world.field(&key, "revision").as_deref(), Some("9007199254740994"));
-    assert_eq!(
-        world.field(&key, "liveRevision").as_deref(),
-        Some("9007199254740994")
-    );
+    assert_eq!(world.field(&key, "liveRevision").as_deref(), Some("9007199254740994"));
 }
 
 pub(crate) async fn bytes_survive(world: &World) {
     let group = group("orders");
     let bytes: Vec<u8> = (0..=255).collect();
-    world.put_hash(
-        &world.keys.metadata(&group),
-        &[("aggregate", &bytes), ("revision", b"1")],
-    );
+    world.put_hash(&world.keys.metadata(&group), &[("aggregate", &bytes), ("revision", b"1")]);
     let (_, entered) = enter(&*world.store, &group, None).await;
     assert_eq!(loaded(entered)["aggregate"], bytes);
 }
@@ -397,10 +291,7 @@ pub(crate) async fn a_history_of_another_type_fails_nothing(world: &World) {
     let mut write = structural("{}", 2);
     write.history = Some("{}".into());
     applied(world.store.commit(&group, &token, &stamp, &write).await);
-    assert_eq!(
-        world.field(&world.keys.metadata(&group), "revision").as_deref(),
-        Some("2")
-    );
+    assert_eq!(world.field(&world.keys.metadata(&group), "revision").as_deref(), Some("2"));
     assert_eq!(world.kind(&key), "string");
     assert!(is_free(&*world.store, &group).await);
 }

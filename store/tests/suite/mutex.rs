@@ -13,12 +13,7 @@ pub(crate) async fn busy_names_the_holder_and_takes_nothing(world: &World) {
     let (first, _) = enter(&*world.store, &group, None).await;
     let second = token();
     let entered = world.store.enter(&group, &second, None, None).await.unwrap();
-    assert_eq!(
-        entered,
-        Entered::Busy {
-            holder: first.as_str().to_owned()
-        }
-    );
+    assert_eq!(entered, Entered::Busy { holder: first.as_str().to_owned() });
     assert!(world.store.renew(&group, &first).await.unwrap());
     assert!(!world.store.renew(&group, &second).await.unwrap());
 }
@@ -27,11 +22,7 @@ pub(crate) async fn the_same_token_takes_it_again(world: &World) {
     let group = group("orders");
     let stamp = created(&*world.store, &group).await;
     let (token, _) = enter(&*world.store, &group, None).await;
-    let again = world
-        .store
-        .enter(&group, &token, None, Some(&stamp))
-        .await
-        .unwrap();
+    let again = world.store.enter(&group, &token, None, Some(&stamp)).await.unwrap();
     assert!(matches!(again, Entered::Unchanged { .. }), "{again:?}");
 }
 
@@ -40,17 +31,9 @@ pub(crate) async fn a_token_may_be_taken_over_and_no_other(world: &World) {
     created(&*world.store, &group).await;
     let (earlier, _) = enter(&*world.store, &group, None).await;
     let (stranger, fresh) = (token(), token());
-    let entered = world
-        .store
-        .enter(&group, &fresh, Some(&stranger), None)
-        .await
-        .unwrap();
+    let entered = world.store.enter(&group, &fresh, Some(&stranger), None).await.unwrap();
     assert!(matches!(entered, Entered::Busy { .. }), "{entered:?}");
-    let entered = world
-        .store
-        .enter(&group, &fresh, Some(&earlier), None)
-        .await
-        .unwrap();
+    let entered = world.store.enter(&group, &fresh, Some(&earlier), None).await.unwrap();
     assert!(matches!(entered, Entered::Loaded { .. }), "{entered:?}");
     assert!(world.store.renew(&group, &fresh).await.unwrap());
 }
@@ -60,22 +43,10 @@ pub(crate) async fn the_taken_over_token_can_no_longer_commit(world: &World) {
     let stamp = created(&*world.store, &group).await;
     let (earlier, _) = enter(&*world.store, &group, None).await;
     let fresh = token();
-    world
-        .store
-        .enter(&group, &fresh, Some(&earlier), None)
-        .await
-        .unwrap();
-    let late = world
-        .store
-        .commit(&group, &earlier, &stamp, &structural("{}", 2))
-        .await;
+    world.store.enter(&group, &fresh, Some(&earlier), None).await.unwrap();
+    let late = world.store.commit(&group, &earlier, &stamp, &structural("{}", 2)).await;
     assert!(matches!(late, Outcome::Conflict(Conflict::MutexLost)), "{late:?}");
-    applied(
-        world
-            .store
-            .commit(&group, &fresh, &stamp, &structural("{}", 2))
-            .await,
-    );
+    applied(world.store.commit(&group, &fresh, &stamp, &structural("{}", 2)).await);
 }
 
 pub(crate) async fn it_expires_by_itself(world: &World) {
@@ -84,16 +55,10 @@ pub(crate) async fn it_expires_by_itself(world: &World) {
     let (first, _) = enter(&*world.store, &group, None).await;
     let second = token();
     eventually("the mutex expires", || async {
-        !matches!(
-            world.store.enter(&group, &second, None, None).await.unwrap(),
-            Entered::Busy { .. }
-        )
+        !matches!(world.store.enter(&group, &second, None, None).await.unwrap(), Entered::Busy { .. })
     })
     .await;
-    let late = world
-        .store
-        .commit(&group, &first, &stamp, &structural("{}", 2))
-        .await;
+    let late = world.store.commit(&group, &first, &stamp, &structural("{}", 2)).await;
     assert!(matches!(late, Outcome::Conflict(Conflict::MutexLost)), "{late:?}");
 }
 
@@ -106,11 +71,7 @@ pub(crate) async fn taking_it_again_starts_its_ttl_anew(world: &World) {
     world.store.enter(&group, &first, None, None).await.unwrap();
     assert!(is_long(world.ttl_ms(&key)));
     world.expire_in(&key, SHORT);
-    world
-        .store
-        .enter(&group, &token(), Some(&first), None)
-        .await
-        .unwrap();
+    world.store.enter(&group, &token(), Some(&first), None).await.unwrap();
     assert!(is_long(world.ttl_ms(&key)));
 }
 
@@ -163,14 +124,8 @@ pub(crate) async fn a_key_of_another_type_is_refused_by_name(world: &World) {
     named(&world.store.renew(&group, &token).await.unwrap_err());
     named(&world.store.release(&group, &token).await.unwrap_err());
     let writes = [
-        world
-            .store
-            .commit(&group, &token, &stamp, &lease_only(&[("m", "{}")]))
-            .await,
-        world
-            .store
-            .create(&group, &token, None, &structural("{}", 1))
-            .await,
+        world.store.commit(&group, &token, &stamp, &lease_only(&[("m", "{}")])).await,
+        world.store.create(&group, &token, None, &structural("{}", 1)).await,
         world.store.delete(&group, &token, None, None).await,
     ];
     for outcome in writes {
@@ -180,10 +135,7 @@ pub(crate) async fn a_key_of_another_type_is_refused_by_name(world: &World) {
         }
     }
     assert_eq!(world.kind(&key), "hash");
-    assert_eq!(
-        world.field(&world.keys.metadata(&group), "writeId"),
-        Some(stamp.write_id)
-    );
+    assert_eq!(world.field(&world.keys.metadata(&group), "writeId"), Some(stamp.write_id));
 }
 
 pub(crate) async fn the_stream_mutex_is_one_per_prefix(world: &World) {
@@ -195,10 +147,7 @@ pub(crate) async fn the_stream_mutex_is_one_per_prefix(world: &World) {
     assert_eq!(world.store.lock_stream("orders:2", &second).await.unwrap(), None);
     world.put_hash(&world.keys.stream_mutex("parcels"), &[("a", b"b")]);
     let error = world.store.lock_stream("parcels", &first).await.unwrap_err();
-    assert!(
-        error.to_string().contains(&world.keys.stream_mutex("parcels")),
-        "{error}"
-    );
+    assert!(error.to_string().contains(&world.keys.stream_mutex("parcels")), "{error}");
 }
 
 pub(crate) async fn the_stream_mutex_is_renewed_and_given_back(world: &World) {

@@ -35,22 +35,14 @@ impl World {
         settings.command_timeout = Duration::from_secs(20);
         settings.connect_timeout = Duration::from_secs(20);
         let store = RedisStore::new(&settings).unwrap();
-        World {
-            store: Arc::new(store),
-            keys: settings.keys,
-            hands: Hands::Redis(server),
-        }
+        World { store: Arc::new(store), keys: settings.keys, hands: Hands::Redis(server) }
     }
 
     /// In this process, on the system's clock.
     pub fn memory(mutex_ttl: Duration) -> Self {
         let keys = Keys::default();
         let store = MemoryStore::new(keys.clone(), mutex_ttl);
-        World {
-            store: Arc::new(store.clone()),
-            keys,
-            hands: Hands::Memory(store),
-        }
+        World { store: Arc::new(store.clone()), keys, hands: Hands::Memory(store) }
     }
 
     /// The server behind it, if there is one.
@@ -70,9 +62,7 @@ impl World {
                 let () = connection.hset_multiple(key, fields).unwrap();
             }
             Hands::Memory(store) => {
-                let fields = fields
-                    .iter()
-                    .map(|(name, value)| ((*name).to_owned(), value.to_vec()));
+                let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec()));
                 store.edit(|keyspace| keyspace.set(key, Content::Hash(fields.collect())));
             }
         }
@@ -149,20 +139,15 @@ impl World {
     pub fn hash(&self, key: &str) -> RawFields {
         match &self.hands {
             Hands::Redis(server) => server.connection().hgetall(key).unwrap(),
-            Hands::Memory(store) => store.edit(|keyspace| {
-                keyspace
-                    .hash_mut(key)
-                    .map(|fields| fields.clone())
-                    .unwrap_or_default()
-            }),
+            Hands::Memory(store) => {
+                store.edit(|keyspace| keyspace.hash_mut(key).map(|fields| fields.clone()).unwrap_or_default())
+            }
         }
     }
 
     /// A field of a hash as text.
     pub fn field(&self, key: &str, name: &str) -> Option<String> {
-        self.hash(key)
-            .get(name)
-            .map(|bytes| String::from_utf8(bytes.clone()).unwrap())
+        self.hash(key).get(name).map(|bytes| String::from_utf8(bytes.clone()).unwrap())
     }
 
     /// The entries of a history, oldest first.
@@ -170,11 +155,7 @@ impl World {
         match &self.hands {
             Hands::Redis(server) => {
                 let entries: StreamRangeReply = server.connection().xrange_all(key).unwrap();
-                entries
-                    .ids
-                    .iter()
-                    .map(|entry| entry.get("entry").unwrap())
-                    .collect()
+                entries.ids.iter().map(|entry| entry.get("entry").unwrap()).collect()
             }
             Hands::Memory(store) => store.edit(|keyspace| match keyspace.content(key) {
                 Some(Content::Stream(entries)) => entries.iter().cloned().collect(),

@@ -20,10 +20,7 @@ use rsc_store::{Entered, GroupStore, MutexToken, Outcome};
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let started = Instant::now();
     while !condition().await {
-        assert!(
-            started.elapsed() < Duration::from_secs(20),
-            "never happened: {what}"
-        );
+        assert!(started.elapsed() < Duration::from_secs(20), "never happened: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -41,10 +38,7 @@ pub fn token() -> MutexToken {
 /// A structural write of `aggregate` that makes this revision.
 pub fn structural(aggregate: &str, revision: u64) -> Write {
     Write {
-        kind: WriteKind::Structural {
-            aggregate: aggregate.to_owned(),
-            revision,
-        },
+        kind: WriteKind::Structural { aggregate: aggregate.to_owned(), revision },
         live: Vec::new(),
         removed_live: Vec::new(),
         updated_at: Timestamp::from_millis(1_700_000_000_000),
@@ -56,10 +50,7 @@ pub fn structural(aggregate: &str, revision: u64) -> Write {
 pub fn lease_only(live: &[(&str, &str)]) -> Write {
     Write {
         kind: WriteKind::LeaseOnly,
-        live: live
-            .iter()
-            .map(|(id, json)| ((*id).to_owned(), (*json).to_owned()))
-            .collect(),
+        live: live.iter().map(|(id, json)| ((*id).to_owned(), (*json).to_owned())).collect(),
         removed_live: Vec::new(),
         updated_at: Timestamp::from_millis(1_700_000_001_000),
         history: None,
@@ -78,11 +69,7 @@ pub fn applied(outcome: Outcome) -> Stamp {
 /// Creates a group at revision 1, releases its mutex, and returns its stamp.
 pub async fn created(store: &dyn GroupStore, group: &GroupKey) -> Stamp {
     let token = token();
-    let stamp = applied(
-        store
-            .create(group, &token, None, &structural("{\"storeRevision\":1}", 1))
-            .await,
-    );
+    let stamp = applied(store.create(group, &token, None, &structural("{\"storeRevision\":1}", 1)).await);
     store.release(group, &token).await.unwrap();
     stamp
 }
@@ -98,10 +85,7 @@ pub async fn enter(store: &dyn GroupStore, group: &GroupKey, known: Option<&Stam
 /// Whether the group's mutex is free; takes it for a moment to find out.
 pub async fn is_free(store: &dyn GroupStore, group: &GroupKey) -> bool {
     let token = token();
-    let free = !matches!(
-        store.enter(group, &token, None, None).await.unwrap(),
-        Entered::Busy { .. }
-    );
+    let free = !matches!(store.enter(group, &token, None, None).await.unwrap(), Entered::Busy { .. });
     store.release(group, &token).await.unwrap();
     free
 }

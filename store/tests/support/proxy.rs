@@ -35,10 +35,7 @@ impl Proxy {
                 tokio::spawn(pass(client, port, Arc::clone(&shared)));
             }
         });
-        Proxy {
-            port: own_port,
-            faults,
-        }
+        Proxy { port: own_port, faults }
     }
 
     /// `redis://` and its address.
@@ -58,9 +55,7 @@ impl Proxy {
 
     /// Throws away every answer on the connections that there are, and on no later one.
     pub fn silence_present_connections(&self) {
-        self.faults
-            .silent_below
-            .store(self.connections(), Ordering::SeqCst);
+        self.faults.silent_below.store(self.connections(), Ordering::SeqCst);
     }
 
     /// How many connections were accepted so far.

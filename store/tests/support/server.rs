@@ -28,12 +28,7 @@ impl RedisServer {
             let directory = tempfile::tempdir().unwrap();
             let port = free_port();
             let child = spawn(port, &directory, &arguments);
-            let mut server = RedisServer {
-                child,
-                port,
-                directory,
-                arguments: arguments.clone(),
-            };
+            let mut server = RedisServer { child, port, directory, arguments: arguments.clone() };
             // Another process may have taken the port in between: then ours ends.
             if server.is_up() {
                 return server;
@@ -119,10 +114,7 @@ impl RedisServer {
     }
 
     fn signal(&self, name: &str) {
-        let sent = Command::new("sh")
-            .arg("-c")
-            .arg(format!("kill -{name} {}", self.child.id()))
-            .status();
+        let sent = Command::new("sh").arg("-c").arg(format!("kill -{name} {}", self.child.id())).status();
         assert!(sent.unwrap().success());
     }
 
@@ -140,11 +132,7 @@ impl RedisServer {
             if self.is_up() {
                 return;
             }
-            assert!(
-                started.elapsed() < Duration::from_secs(20),
-                "port {} is taken",
-                self.port
-            );
+            assert!(started.elapsed() < Duration::from_secs(20), "port {} is taken", self.port);
         }
     }
 
@@ -163,25 +151,12 @@ impl Drop for RedisServer {
 
 /// A port that nobody listens on right now.
 pub fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0))
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 fn spawn(port: u16, directory: &TempDir, arguments: &[String]) -> Child {
     Command::new("redis-server")
-        .args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ])
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
         .arg("--dir")
         .arg(directory.path())
         .args(arguments)

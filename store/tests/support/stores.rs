@@ -44,9 +44,7 @@ pub fn stored(server: &RedisServer) -> RawFields {
 /// A write that uses every command that *commit* knows.
 pub fn full_write(revision: u64) -> Write {
     let mut write = structural("{\"full\":1}", revision);
-    write.live = (0..1500)
-        .map(|number| (format!("m{number}"), "{}".to_owned()))
-        .collect();
+    write.live = (0..1500).map(|number| (format!("m{number}"), "{}".to_owned())).collect();
     write.removed_live = vec!["gone".into()];
     write.history = Some("{}".into());
     write
