@@ -205,7 +205,7 @@ fn answer_all(turn: &mut Turn<'_>, commands: &[Command], answers: Vec<Option<Ans
 fn finish(mut turn: Turn<'_>, stray_live: &[String], replies: Vec<Reply>) -> Decision {
     let changed = turn.structural || !turn.touched.is_empty();
     if turn.structural {
-        handover::update_deadlines(&mut turn);
+        handover::update_deadlines(&mut turn.group, turn.now);
         turn.group.state = turn.group.derived_state();
         turn.group.store_revision += 1;
     }

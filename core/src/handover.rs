@@ -18,26 +18,31 @@ pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
         && !turn.is_held_by_another(id, shard)
 }
 
-/// Rule 4.1.11: computes the target anew if membership or the shard set changed, or if the record's is none
-/// that this protocol could have made.
+/// Rule 4.1.11: computes the target anew if membership or the shard set changed, also when whoever changed
+/// it did not get that far, or if the record's target is none that this protocol could have made.
 pub(crate) fn reconcile(turn: &mut Turn<'_>) {
-    if turn.membership_changed || !covers(&turn.group) {
+    let is_behind = turn.group.assignment_epoch < turn.group.group_epoch;
+    if turn.membership_changed || is_behind || !covers(&turn.group) {
         recompute(turn);
     }
 }
 
 /// Whether the target names every shard of the read set once and only assignable members, each of them.
 fn covers(group: &Group) -> bool {
-    let assignable = group.members.iter().filter(|(_, member)| member.state.is_assignable());
-    let (mut members, mut shards) = (0, 0);
-    for (id, _) in assignable {
-        let Some(target) = group.targets.get(id) else {
-            return false;
-        };
+    let mut named = vec![false; group.read_set().len()];
+    let mut members = 0;
+    for (id, _) in group.members.iter().filter(|(_, member)| member.state.is_assignable()) {
+        let Some(target) = group.targets.get(id) else { return false };
         members += 1;
-        shards += target.len();
+        for shard in target.iter() {
+            let slot = usize::try_from(shard).ok().and_then(|shard| named.get_mut(shard));
+            match slot {
+                Some(named) if !*named => *named = true,
+                _ => return false,
+            }
+        }
     }
-    group.targets.len() == members && (members == 0 || shards == group.read_set().len())
+    group.targets.len() == members && (members == 0 || named.into_iter().all(|named| named))
 }
 
 fn recompute(turn: &mut Turn<'_>) {
@@ -148,10 +153,9 @@ fn draw_fencing_token(group: &mut Group, shard: u32, now: Timestamp) {
 
 /// Starts the drain's clock of each live member the moment it holds something beyond its target, and stops
 /// it when it no longer does; a newer target does not restart it (protocol 4.2).
-pub(crate) fn update_deadlines(turn: &mut Turn<'_>) {
-    let now = turn.now;
-    let targets = &turn.group.targets;
-    for (id, member) in &mut turn.group.members {
+pub(crate) fn update_deadlines(group: &mut Group, now: Timestamp) {
+    let targets = &group.targets;
+    for (id, member) in &mut group.members {
         let target = targets.get(id);
         let holds_more = member.is_live()
             && member

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Group, Hold};
+use crate::handover;
 use crate::member::{Grant, Live, Member, Revoking, Superseded, Termination};
 use crate::settings::{Settings, millis};
 use crate::shards::ShardSet;
@@ -246,7 +247,7 @@ struct GroupRecord {
     holds: Vec<Hold>,
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     fencing_tokens: Vec<TokenRecord>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "std::ops::Not::not")]
     provisioning_pending: bool,
     #[serde(default)]
     max_routing_cache_ttl_ms: Option<u64>,
@@ -395,6 +396,12 @@ impl GroupRecord {
             group.members.insert(id, record.into_member(&group, settings));
         }
         assume_grants(&mut group, &without_grants);
+        // Other implementations may keep what a terminal member owned, and know no clock for what only we
+        // count as held. The clock starts with the record, so that it does not move with each load.
+        for member in group.members.values_mut().filter(|member| !member.is_live()) {
+            member.forget_ownership();
+        }
+        handover::update_deadlines(&mut group, updated_at);
         group.state = group.derived_state();
         Ok(group)
     }
