@@ -134,7 +134,10 @@ async fn scripts_flushed_under_load() {
 #[tokio::test]
 async fn the_keys_of_a_script_share_one_slot() {
     let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
-    server.ok(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let slots: Vec<String> = (0..16384).map(|slot| slot.to_string()).collect();
+    let words: Vec<&str> =
+        ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+    server.ok(&words);
     eventually("the node serves all slots", || async {
         server.run::<String>(&["CLUSTER", "INFO"]).unwrap().contains("cluster_state:ok")
     })

@@ -175,11 +175,13 @@ impl Link {
             Err(error) => error,
         };
         if let Some(code) = server_code(&error) {
-            // A master that became a replica: the address may lead to the new one by now.
-            if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+            // A master that became a replica: the address may lead to the new one by now. Redis 6.2 wraps
+            // what a script's command was refused with into an error of the script.
+            let text = server_text(&error);
+            if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) || text.contains("-READONLY") {
                 self.give_up(live);
             }
-            return Err(Failure::Refused { code, error: StoreError::Refused(server_text(&error)) });
+            return Err(Failure::Refused { code, error: StoreError::Refused(text) });
         }
         self.give_up(live);
         Err(Failure::Unknown(self.unavailable(&error.to_string())))
