@@ -1,0 +1,244 @@
+//! Deleting a group (protocol 3): a turn of its own. Leaves a tombstone, so that a group created again starts
+//! above what this one had reached.
+
+use std::time::Instant;
+
+use rsc_core::{Command, Stamp, Tombstone, lifecycle};
+use rsc_protocol::admin::{DeleteGroupRequest, GroupResponse, GroupState};
+use rsc_protocol::{GroupKey, Timestamp};
+use rsc_store::{MutexToken, Outcome, StoreError};
+
+use crate::deciding::{context, decide_on};
+use crate::inbox::{Answered, Reply};
+use crate::memory::Memory;
+use crate::meter;
+use crate::refusal::{Failure, Refusal};
+use crate::section::{Section, Stored, should_exist};
+use crate::turn::{After, Bench, CONFLICTS_BORNE, Tally, UNKNOWNS_BORNE};
+
+/// What there is to delete.
+struct Plan {
+    /// The stamp it was decided on; `None`: whatever is there.
+    expected: Option<Stamp>,
+    tombstone: Tombstone,
+    snapshot: GroupResponse,
+}
+
+/// Why a deletion ends without another attempt.
+enum Stop {
+    Refused(Refusal),
+    Failed(Failure),
+    Gone(&'static str),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Stop::Failed(failure)
+    }
+}
+
+/// Deletes the group of this turn.
+pub(crate) async fn run(
+    bench: &mut Bench<'_>,
+    memory: &mut Memory,
+    request: &DeleteGroupRequest,
+    tally: &mut Tally,
+) -> (After, Reply) {
+    let mut lost: Option<(Plan, StoreError)> = None;
+    loop {
+        let stop = match attempt(bench, memory, request, &mut lost, tally).await {
+            Ok(None) => continue,
+            Ok(Some(snapshot)) => {
+                forget_in_index(bench).await;
+                meter::lifecycle("delete", "done");
+                tracing::info!(group = %bench.group, requested_by = request.requested_by, reason = request.reason, force = request.force, "group deleted");
+                return (After::Gone("the group was deleted"), Ok(Answered::Deleted(Box::new(snapshot))));
+            }
+            Err(stop) => stop,
+        };
+        meter::lifecycle("delete", "refused");
+        return match (stop, lost) {
+            (Stop::Refused(refusal), _) => (After::Continue, Err(refusal)),
+            (Stop::Gone(reason), _) => (After::Gone(reason), Err(Refusal::not_found(bench.group))),
+            (Stop::Failed(Failure::Busy), Some((_, error))) => fail(bench, Failure::Store(error)),
+            (Stop::Failed(failure), _) => fail(bench, failure),
+        };
+    }
+}
+
+fn fail(bench: &Bench<'_>, failure: Failure) -> (After, Reply) {
+    let refusal = failure.refusal(bench.group);
+    (After::Failed(failure), Err(refusal))
+}
+
+/// `Ok(Some)`: deleted. `Ok(None)`: look again.
+async fn attempt(
+    bench: &mut Bench<'_>,
+    memory: &mut Memory,
+    request: &DeleteGroupRequest,
+    lost: &mut Option<(Plan, StoreError)>,
+    tally: &mut Tally,
+) -> Result<Option<GroupResponse>, Stop> {
+    let Section { token, now, state } = bench.enter(memory).await?;
+    let plan = match plan(bench, memory, request, state, now, lost.as_ref().map(|(plan, _)| plan)).await {
+        Ok(Planned::Delete(plan)) => *plan,
+        Ok(Planned::Done) => {
+            bench.leave(memory, token).await;
+            return Ok(lost.take().map(|(plan, _)| plan.snapshot));
+        }
+        Err(stop) => {
+            bench.leave(memory, token).await;
+            return Err(stop);
+        }
+    };
+    write(bench, memory, token, plan, lost, tally).await
+}
+
+async fn write(
+    bench: &mut Bench<'_>,
+    memory: &mut Memory,
+    token: MutexToken,
+    plan: Plan,
+    lost: &mut Option<(Plan, StoreError)>,
+    tally: &mut Tally,
+) -> Result<Option<GroupResponse>, Stop> {
+    let store = &bench.shared.store;
+    match store.delete(bench.group, &token, plan.expected.as_ref(), Some(&plan.tombstone)).await {
+        Outcome::Applied(_) => Ok(Some(plan.snapshot)),
+        Outcome::Conflict(conflict) => {
+            memory.forget();
+            tally.conflicts += 1;
+            tracing::debug!(group = %bench.group, ?conflict, "the state moved before the deletion");
+            if tally.conflicts > CONFLICTS_BORNE { Err(Failure::Conflict.into()) } else { Ok(None) }
+        }
+        Outcome::Unknown(error) => {
+            memory.forget();
+            memory.lost(token);
+            tally.unknowns += 1;
+            tracing::warn!(group = %bench.group, %error, "the answer to a deletion was lost; looking what is stored");
+            if tally.unknowns > UNKNOWNS_BORNE {
+                return Err(Failure::Store(error).into());
+            }
+            bench.deadline = Instant::now() + bench.shared.settings.mutex_acquire_timeout;
+            *lost = Some((plan, error));
+            Ok(None)
+        }
+        Outcome::NotApplied(error) => {
+            tracing::warn!(group = %bench.group, %error, "the deletion was refused, or could not be sent");
+            match error {
+                StoreError::Refused(_) => bench.leave(memory, token).await,
+                StoreError::Unavailable(_) | StoreError::Unexpected(_) => memory.lost(token),
+            }
+            Err(Failure::Store(error).into())
+        }
+    }
+}
+
+enum Planned {
+    Delete(Box<Plan>),
+    /// The deletion whose answer was lost has happened.
+    Done,
+}
+
+/// Decides what a deletion does to what is stored.
+async fn plan(
+    bench: &Bench<'_>,
+    memory: &mut Memory,
+    request: &DeleteGroupRequest,
+    state: Stored,
+    now: Timestamp,
+    lost: Option<&Plan>,
+) -> Result<Planned, Stop> {
+    match state {
+        Stored::Known { .. } => {
+            let Some(known) = &memory.known else { return Err(Failure::Conflict.into()) };
+            // Maintenance first: members whose lease is over must not stand in the way.
+            let context = context(bench.shared, memory, now);
+            let group = match decide_on(bench.shared, known, &[Command::Tick], &context) {
+                Ok(decision) => decision.group,
+                Err(_) => known.group.clone(),
+            };
+            let tombstone = lifecycle::delete(&group, &known.stamp, now, request.force)
+                .map_err(|(code, message)| Stop::Refused(Refusal { code, message }))?;
+            let (expected, snapshot) = (Some(known.stamp.clone()), known.group.response());
+            Ok(Planned::Delete(Box::new(Plan { expected, tombstone, snapshot })))
+        }
+        Stored::Missing { tombstone } => {
+            if lost.is_some_and(|lost| tombstone.as_ref() == Some(&lost.tombstone)) {
+                return Ok(Planned::Done);
+            }
+            if tombstone.is_some_and(|tombstone| tombstone.is_of(bench.group)) {
+                return Err(Stop::Gone("the group was deleted"));
+            }
+            if !should_exist(bench.shared, bench.group, memory).await? {
+                return Err(Stop::Gone("no such group exists"));
+            }
+            Ok(without_record(bench, memory, None, now, Refusal::missing(bench.group)))
+        }
+        Stored::Collision => Err(Stop::Gone("no such group exists: the key is another group's")),
+        Stored::Corrupt { what, stamp } => {
+            meter::corrupt_load(bench.group);
+            if !request.force {
+                return Err(Failure::Corrupt(what).into());
+            }
+            Ok(without_record(bench, memory, stamp, now, Refusal::corrupt(bench.group, &what)))
+        }
+    }
+}
+
+/// The plan for a record that is missing or unreadable: whatever is there goes, and the tombstone says what
+/// this actor has seen of it.
+fn without_record(
+    bench: &Bench<'_>,
+    memory: &Memory,
+    stamp: Option<Stamp>,
+    now: Timestamp,
+    wrong: Refusal,
+) -> Planned {
+    let tombstone = memory.tombstone(bench.group, stamp.as_ref(), now);
+    let snapshot = memory.last_seen().map(|seen| seen.group.response());
+    let snapshot = unhealthy(bench.group, snapshot, &wrong);
+    Planned::Delete(Box::new(Plan { expected: None, tombstone, snapshot }))
+}
+
+/// The summary of a group whose record cannot be shown, with what was last seen of it if anything was.
+pub(crate) fn unhealthy(
+    group: &GroupKey,
+    last_seen: Option<GroupResponse>,
+    wrong: &Refusal,
+) -> GroupResponse {
+    let blank = || GroupResponse {
+        stream_prefix: group.stream_prefix().to_owned(),
+        consumer_group: group.consumer_group().to_owned(),
+        state: GroupState::Empty,
+        group_epoch: 0,
+        assignment_epoch: 0,
+        metadata_version: 0,
+        shard_count: 0,
+        active_migration: None,
+        target_assignment_summary: Default::default(),
+        current_assignment_summary: Default::default(),
+        metadata_token: String::new(),
+        store_revision: 0,
+        live_members: 0,
+        healthy: false,
+        error_code: None,
+        message: None,
+        created_at: Timestamp::default(),
+        updated_at: Timestamp::default(),
+    };
+    let response = last_seen.unwrap_or_else(blank);
+    GroupResponse {
+        healthy: false,
+        error_code: Some(wrong.code),
+        message: Some(wrong.message.clone()),
+        ..response
+    }
+}
+
+/// The index can be rebuilt and is not the truth: what fails here, the supervisor repairs.
+async fn forget_in_index(bench: &Bench<'_>) {
+    if let Err(error) = bench.shared.store.index_remove(bench.group).await {
+        tracing::warn!(group = %bench.group, %error, "the deleted group stays in the index for now");
+    }
+}

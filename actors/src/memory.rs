@@ -1,0 +1,113 @@
+//! What an actor remembers between turns. Never the truth: every turn asks Redis whether it still holds.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rsc_core::{Group, Loaded, Stamp, Tombstone};
+use rsc_protocol::{GroupKey, Timestamp};
+use rsc_store::MutexToken;
+
+use crate::service_watch::ServiceWatch;
+
+/// How many tokens of lost answers are remembered; each is of use for one mutex TTL.
+const LOST_TOKENS: usize = 8;
+
+/// An actor's memory. A turn owns it while it runs.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// The stored state, as last confirmed.
+    pub(crate) known: Option<Loaded>,
+    /// What was known before it had to be forgotten: the best guess at what a missing key had reached.
+    last_known: Option<Loaded>,
+    /// The group has been loaded before: it exists.
+    pub(crate) exists: bool,
+    /// Whether members may be judged.
+    pub(crate) watch: ServiceWatch,
+    /// Tokens whose last message to Redis got no answer: they may hold the mutex.
+    lost_tokens: VecDeque<MutexToken>,
+    /// Redis time and the monotonic clock at the same moment, as last seen.
+    pub(crate) clock: Option<(Timestamp, Instant)>,
+}
+
+impl Memory {
+    pub(crate) fn new(watch: ServiceWatch) -> Self {
+        Memory {
+            known: None,
+            last_known: None,
+            exists: false,
+            watch,
+            lost_tokens: VecDeque::new(),
+            clock: None,
+        }
+    }
+
+    /// What was remembered may not be what is stored.
+    pub(crate) fn forget(&mut self) {
+        if let Some(known) = self.known.take() {
+            self.last_known = Some(known);
+        }
+    }
+
+    /// The same for a state that a turn has taken out of the memory.
+    pub(crate) fn mistrust(&mut self, known: Loaded) {
+        self.last_known = Some(known);
+    }
+
+    /// The remembered stamp.
+    pub(crate) fn stamp(&self) -> Option<&Stamp> {
+        self.known.as_ref().map(|known| &known.stamp)
+    }
+
+    /// The last state that this actor has seen, stored or not.
+    pub(crate) fn last_seen(&self) -> Option<&Loaded> {
+        self.known.as_ref().or(self.last_known.as_ref())
+    }
+
+    /// Remembers a token that may hold the mutex although nobody works under it.
+    pub(crate) fn lost(&mut self, token: MutexToken) {
+        if self.lost_tokens.len() == LOST_TOKENS {
+            self.lost_tokens.pop_front();
+        }
+        self.lost_tokens.push_back(token);
+    }
+
+    /// The newest lost token, to be taken over without asking who holds the mutex.
+    pub(crate) fn newest_lost(&self) -> Option<MutexToken> {
+        self.lost_tokens.back().cloned()
+    }
+
+    /// The lost token that holds the mutex, if it is one of them.
+    pub(crate) fn lost_token(&self, holder: &str) -> Option<MutexToken> {
+        self.lost_tokens.iter().find(|token| token.as_str() == holder).cloned()
+    }
+
+    /// Redis time now, as far as is known.
+    pub(crate) fn redis_now(&self) -> Option<Timestamp> {
+        let (now, at) = self.clock?;
+        Some(now.plus(i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX)))
+    }
+
+    /// The monotonic instant at which Redis time will be `deadline`, as far as is known.
+    pub(crate) fn instant_of(&self, deadline: Timestamp) -> Option<Instant> {
+        let (now, at) = self.clock?;
+        let ahead = u64::try_from(deadline.since(now)).unwrap_or(0);
+        // Redis time is cut to milliseconds on both sides: a tick must not come a moment too early.
+        at.checked_add(std::time::Duration::from_millis(ahead.saturating_add(2)))
+    }
+
+    /// What a deleted group whose record cannot be read had reached, as far as this actor has seen.
+    pub(crate) fn tombstone(&self, group: &GroupKey, found: Option<&Stamp>, now: Timestamp) -> Tombstone {
+        let seen = self.last_seen();
+        let number = |of: fn(&Group) -> u64| seen.map_or(0, |seen| of(&seen.group));
+        let reached = |of: fn(&Stamp) -> u64| seen.map_or(0, |seen| of(&seen.stamp)).max(found.map_or(0, of));
+        Tombstone {
+            stream_prefix: group.stream_prefix().to_owned(),
+            consumer_group: group.consumer_group().to_owned(),
+            group_epoch: number(|group| group.group_epoch),
+            metadata_version: number(|group| group.metadata_version),
+            store_revision: reached(|stamp| stamp.revision),
+            live_revision: reached(|stamp| stamp.live_revision),
+            deleted_at: now,
+        }
+    }
+}

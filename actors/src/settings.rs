@@ -1,0 +1,56 @@
+//! What a coordinator is told at start.
+
+use std::time::Duration;
+
+/// Settings of one coordinator process; the same for every group.
+#[derive(Clone, Debug)]
+pub struct CoordinatorSettings {
+    /// Names this process, in mutex tokens and in [`crate::ActorStatus`].
+    pub instance_id: String,
+    /// Heartbeat interval, lease, rebalance timeout, retention, member limit, routing cache lease.
+    pub timing: rsc_core::Settings,
+    /// At most one tick of a group per interval.
+    pub tick_interval: Duration,
+    /// How long a mutex lasts unless renewed; the store's own setting, repeated here so that long work
+    /// renews in time.
+    pub mutex_ttl: Duration,
+    /// How long a turn waits for a mutex that another instance holds.
+    pub mutex_acquire_timeout: Duration,
+    /// How often the index of groups is read.
+    pub index_refresh_interval: Duration,
+    /// Commands that may wait for one group; beyond it they are refused with `COORDINATOR_OVERLOADED`.
+    pub mailbox_capacity: usize,
+    /// Arbiters (threads) that group actors are spread over; at least one.
+    pub workers: usize,
+    /// Whether creating a group creates the streams and consumer groups of its shards.
+    pub provisioning_enabled: bool,
+    /// The shard count of a stream that was created without one; at least 1.
+    pub default_shard_count: u32,
+    /// The largest shard count that a stream may be created with.
+    pub max_shard_count: u32,
+}
+
+impl CoordinatorSettings {
+    /// The defaults of protocol 10 and 12 for an instance of this name.
+    #[must_use]
+    pub fn new(instance_id: impl Into<String>) -> Self {
+        CoordinatorSettings {
+            instance_id: instance_id.into(),
+            timing: rsc_core::Settings::default(),
+            tick_interval: Duration::from_secs(1),
+            mutex_ttl: Duration::from_secs(5),
+            mutex_acquire_timeout: Duration::from_secs(2),
+            index_refresh_interval: Duration::from_secs(10),
+            mailbox_capacity: 10_000,
+            workers: 2,
+            provisioning_enabled: true,
+            default_shard_count: 12,
+            max_shard_count: 10_000,
+        }
+    }
+
+    /// The member lease.
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_millis(self.timing.member_lease_ttl_ms)
+    }
+}

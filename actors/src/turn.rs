@@ -1,0 +1,410 @@
+//! One turn of a group: *enter*, decide, *commit*, and what each of the four outcomes means (protocol 2, the
+//! group actor's turn).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rsc_core::{Command, Decision, Group, Loaded, Reply as CoreReply, Stamp, Write, WriteKind};
+use rsc_protocol::{GroupKey, Status, Timestamp};
+use rsc_store::{Conflict, MutexToken, Outcome, StoreError};
+
+use crate::deciding::{Decided, context, decide_on, tell};
+use crate::inbox::{Answered, Queued, Reply, Request, Work};
+use crate::memory::Memory;
+use crate::refusal::{Failure, Refusal};
+use crate::section::{Section, Stored, enter, leave, should_exist};
+use crate::shared::Shared;
+use crate::{deletion, meter};
+
+/// How often a batch is applied anew because the state had moved.
+pub(crate) const CONFLICTS_BORNE: u64 = 5;
+/// How often a batch is decided anew because the answer to its commit was lost.
+pub(crate) const UNKNOWNS_BORNE: u64 = 3;
+
+/// What every step of a turn needs.
+pub(crate) struct Bench<'t> {
+    pub(crate) shared: &'t Shared,
+    pub(crate) group: &'t GroupKey,
+    pub(crate) worker: usize,
+    /// Until when the mutex may be waited for.
+    pub(crate) deadline: Instant,
+}
+
+impl Bench<'_> {
+    pub(crate) async fn enter(&self, memory: &mut Memory) -> Result<Section, Failure> {
+        enter(self.shared, self.group, self.worker, memory, self.deadline).await
+    }
+
+    pub(crate) async fn leave(&self, memory: &mut Memory, token: MutexToken) {
+        leave(self.shared, self.group, memory, token).await;
+    }
+}
+
+/// What was counted on the way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) conflicts: u64,
+    pub(crate) unknowns: u64,
+    pub(crate) committed_at: Option<Timestamp>,
+}
+
+/// What the actor does after a turn.
+#[derive(Debug)]
+pub(crate) enum After {
+    /// The turn came to its end.
+    Continue,
+    /// Nothing came of it.
+    Failed(Failure),
+    /// The group is not there: the actor ends.
+    Gone(&'static str),
+    /// The state machine panicked on these together: each gets a turn of its own.
+    OneByOne(Vec<Queued>),
+}
+
+/// A turn that has ended: the memory comes back, the replies may leave.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) memory: Memory,
+    pub(crate) after: After,
+    pub(crate) replies: Vec<(Queued, Reply)>,
+    pub(crate) tally: Tally,
+    pub(crate) batch: usize,
+    pub(crate) took: Duration,
+}
+
+/// Runs one turn to its end, whoever waits for it or not.
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    group: GroupKey,
+    worker: usize,
+    mut memory: Memory,
+    work: Work,
+) -> Ended {
+    let started = Instant::now();
+    memory.watch.turn_began(started);
+    let deadline = started + shared.settings.mutex_acquire_timeout;
+    let mut bench = Bench { shared: &shared, group: &group, worker, deadline };
+    let mut tally = Tally::default();
+    let batch;
+    let (after, replies) = match work {
+        Work::Batch(requests) => {
+            batch = requests.len();
+            run_batch(&mut bench, &mut memory, requests, &mut tally).await
+        }
+        Work::Delete(request, reply) => {
+            batch = 1;
+            let (after, answer) = deletion::run(&mut bench, &mut memory, &request, &mut tally).await;
+            (after, vec![(Queued { request: Request::Delete(request), reply }, answer)])
+        }
+    };
+    if matches!(after, After::Continue | After::Gone(_)) {
+        memory.watch.turn_finished();
+    }
+    let took = started.elapsed();
+    let outcome = match &after {
+        After::Continue => "done",
+        After::Failed(failure) => failure.label(),
+        After::Gone(_) => "gone",
+        After::OneByOne(_) => "panicked",
+    };
+    meter::turn(outcome, batch, took);
+    Ended { memory, after, replies, tally, batch, took }
+}
+
+/// A batch on its way: the commands, and who waits for each.
+struct Batch {
+    requests: Vec<Queued>,
+    commands: Vec<Command>,
+    answered: Vec<(Queued, Reply)>,
+}
+
+impl Batch {
+    fn of(requests: Vec<Queued>) -> Self {
+        let mut batch = Batch { requests, commands: Vec::new(), answered: Vec::new() };
+        batch.read_commands();
+        batch
+    }
+
+    fn read_commands(&mut self) {
+        let commands = self.requests.iter().filter_map(|queued| match &queued.request {
+            Request::Command(command) => Some(command.clone()),
+            Request::Delete(_) => None,
+        });
+        self.commands = commands.collect();
+        // Maintenance comes with every decision; a turn without commands is for it alone.
+        if self.commands.is_empty() {
+            self.commands.push(Command::Tick);
+        }
+    }
+
+    fn fail(self, failure: &Failure, bench: &Bench<'_>) -> Vec<(Queued, Reply)> {
+        let timing = &bench.shared.settings.timing;
+        let mut replies = self.answered;
+        replies.extend(self.requests.into_iter().map(|queued| {
+            let reply = failure.answer(&queued.request, bench.group, timing);
+            (queued, reply)
+        }));
+        replies
+    }
+
+    fn succeed(self, decided: Vec<CoreReply>) -> Vec<(Queued, Reply)> {
+        let mut replies = self.answered;
+        replies.extend(self.requests.into_iter().zip(decided.into_iter().map(reply_of)));
+        replies
+    }
+
+    /// Takes the older ones of several heartbeats of one member out and answers them `RETRY`. Before a batch
+    /// is applied to a state that may already contain it: there an older report would come after the newer
+    /// one, and claim what that one has given back.
+    fn keep_newest_of_each_member(&mut self, timing: &rsc_core::Settings) {
+        let mut seen = BTreeSet::new();
+        let (mut kept, mut older) = (Vec::new(), Vec::new());
+        for queued in std::mem::take(&mut self.requests).into_iter().rev() {
+            let is_newest = match &queued.request {
+                Request::Command(Command::Heartbeat { request, .. }) => {
+                    seen.insert(request.member_id.clone())
+                }
+                Request::Command(_) | Request::Delete(_) => true,
+            };
+            if is_newest { kept.push(queued) } else { older.push(queued) }
+        }
+        kept.reverse();
+        self.requests = kept;
+        for queued in older {
+            let Request::Command(Command::Heartbeat { request, .. }) = &queued.request else { continue };
+            let reason = "a newer heartbeat of this member came with it";
+            let response = rsc_core::view::without_group(request, Status::Retry, reason, timing);
+            self.answered.push((queued, Ok(Answered::Heartbeat(Box::new(response)))));
+        }
+        self.read_commands();
+    }
+}
+
+fn reply_of(reply: CoreReply) -> Reply {
+    match reply {
+        CoreReply::Heartbeat(response) => Ok(Answered::Heartbeat(response)),
+        CoreReply::Refused { code, message } => Err(Refusal { code, message }),
+        CoreReply::Done => Ok(Answered::Done),
+    }
+}
+
+/// A decision whose commit got no answer.
+struct Pending {
+    decision: Decision,
+    expected: Stamp,
+    error: StoreError,
+}
+
+impl Pending {
+    /// Whether what is stored is exactly what was decided, written once. Who wrote it is then all the same:
+    /// the replies are true of it.
+    fn is_stored(&self, group: &Group, stamp: &Stamp) -> bool {
+        stamp.live_revision == self.expected.live_revision + 1
+            && stamp.revision == self.decision.group.store_revision
+            && *group == self.decision.group
+    }
+}
+
+/// What one attempt came to.
+enum Attempt {
+    Done(Decided),
+    Failed(Failure),
+    Gone(&'static str),
+    Panicked,
+    /// Certainly nothing was written: apply the batch to what is there now.
+    Moved(Conflict),
+    /// Nobody knows whether it was written: look, and only then decide.
+    Lost(Box<Pending>),
+}
+
+async fn run_batch(
+    bench: &mut Bench<'_>,
+    memory: &mut Memory,
+    requests: Vec<Queued>,
+    tally: &mut Tally,
+) -> (After, Vec<(Queued, Reply)>) {
+    let mut batch = Batch::of(requests);
+    let mut pending: Option<Box<Pending>> = None;
+    loop {
+        let lost_before = pending.as_ref().map(|pending| pending.error.clone());
+        match attempt(bench, memory, &mut batch, pending.take(), tally).await {
+            Attempt::Done(decided) => {
+                tell(bench.group, &decided);
+                return (After::Continue, batch.succeed(decided.replies));
+            }
+            Attempt::Failed(failure) => {
+                // A failed reload after a lost answer: what became of the write is still not known.
+                let failure = match (lost_before, failure) {
+                    (Some(error), Failure::Busy) => Failure::Store(error),
+                    (_, failure) => failure,
+                };
+                let replies = batch.fail(&failure, bench);
+                return (After::Failed(failure), replies);
+            }
+            Attempt::Gone(reason) => {
+                let replies = batch.fail(&Failure::NoGroup(reason), bench);
+                return (After::Gone(reason), replies);
+            }
+            Attempt::Panicked if batch.requests.len() > 1 => {
+                return (After::OneByOne(batch.requests), batch.answered);
+            }
+            Attempt::Panicked => {
+                let replies = batch.fail(&Failure::Panicked, bench);
+                return (After::Failed(Failure::Panicked), replies);
+            }
+            Attempt::Moved(conflict) => {
+                tally.conflicts += 1;
+                tracing::debug!(group = %bench.group, ?conflict, "the state moved before the commit");
+                if tally.conflicts > CONFLICTS_BORNE {
+                    let replies = batch.fail(&Failure::Conflict, bench);
+                    return (After::Failed(Failure::Conflict), replies);
+                }
+            }
+            Attempt::Lost(lost) => {
+                tally.unknowns += 1;
+                tracing::warn!(group = %bench.group, error = %lost.error, "the answer to a commit was lost; looking what is stored");
+                if tally.unknowns > UNKNOWNS_BORNE {
+                    let failure = Failure::Store(lost.error);
+                    let replies = batch.fail(&failure, bench);
+                    return (After::Failed(failure), replies);
+                }
+                // Waiting for the lost answer has used the time up that the mutex may be waited for.
+                bench.deadline = Instant::now() + bench.shared.settings.mutex_acquire_timeout;
+                pending = Some(lost);
+            }
+        }
+    }
+}
+
+async fn attempt(
+    bench: &Bench<'_>,
+    memory: &mut Memory,
+    batch: &mut Batch,
+    pending: Option<Box<Pending>>,
+    tally: &mut Tally,
+) -> Attempt {
+    let section = match bench.enter(memory).await {
+        Ok(section) => section,
+        Err(failure) => return Attempt::Failed(failure),
+    };
+    let Section { token, now, state } = section;
+    let has_ttl = match state {
+        Stored::Known { has_ttl } => has_ttl,
+        other => {
+            bench.leave(memory, token).await;
+            return without_record(bench, memory, other).await;
+        }
+    };
+    let Some(known) = memory.known.take() else {
+        bench.leave(memory, token).await;
+        return Attempt::Moved(Conflict::Moved);
+    };
+    if let Some(pending) = pending {
+        if pending.is_stored(&known.group, &known.stamp) {
+            memory.watch.committed(&known.stamp);
+            memory.known = Some(known);
+            bench.leave(memory, token).await;
+            tally.committed_at = Some(now);
+            return Attempt::Done(Decided::of(pending.decision).1);
+        }
+        batch.keep_newest_of_each_member(&bench.shared.settings.timing);
+    }
+    let context = context(bench.shared, memory, now);
+    let Ok(mut decision) = decide_on(bench.shared, &known, &batch.commands, &context) else {
+        memory.known = Some(known);
+        bench.leave(memory, token).await;
+        return Attempt::Panicked;
+    };
+    if has_ttl {
+        meter::ttl_found(bench.group);
+        tracing::warn!(group = %bench.group, "the metadata key has a TTL; this turn's commit removes it");
+        decision.group.updated_at = decision.group.updated_at.max(now);
+        let updated_at = decision.group.updated_at;
+        decision.write.get_or_insert_with(|| empty_write(updated_at));
+    }
+    let Some(write) = &decision.write else {
+        memory.known = Some(known);
+        bench.leave(memory, token).await;
+        return Attempt::Done(Decided::of(decision).1);
+    };
+    match bench.shared.store.commit(bench.group, &token, &known.stamp, write).await {
+        Outcome::Applied(stamp) => {
+            meter::committed("applied");
+            memory.watch.committed(&stamp);
+            tally.committed_at = Some(now);
+            let stray_live = if write.kind == WriteKind::LeaseOnly { known.stray_live } else { Vec::new() };
+            let (group, decided) = Decided::of(decision);
+            memory.known = Some(Loaded { group, stamp, stray_live });
+            Attempt::Done(decided)
+        }
+        Outcome::Conflict(conflict) => {
+            meter::committed("conflict");
+            memory.mistrust(known);
+            Attempt::Moved(conflict)
+        }
+        Outcome::Unknown(error) => {
+            meter::committed("unknown");
+            let expected = known.stamp.clone();
+            memory.mistrust(known);
+            memory.lost(token);
+            Attempt::Lost(Box::new(Pending { decision, expected, error }))
+        }
+        Outcome::NotApplied(error) => {
+            meter::committed("not_applied");
+            tracing::warn!(group = %bench.group, %error, "the commit was refused, or could not be sent");
+            memory.known = Some(known);
+            // The mutex may still be ours. A server that answers takes it back; one that does not, later.
+            match error {
+                StoreError::Refused(_) => bench.leave(memory, token).await,
+                StoreError::Unavailable(_) | StoreError::Unexpected(_) => memory.lost(token),
+            }
+            Attempt::Failed(Failure::Store(error))
+        }
+    }
+}
+
+/// A commit that writes nothing but the stamp: it takes a TTL off the key.
+fn empty_write(updated_at: Timestamp) -> Write {
+    Write {
+        kind: WriteKind::LeaseOnly,
+        live: Vec::new(),
+        removed_live: Vec::new(),
+        updated_at,
+        history: None,
+    }
+}
+
+/// What becomes of a batch when there is no record to apply it to.
+async fn without_record(bench: &Bench<'_>, memory: &mut Memory, state: Stored) -> Attempt {
+    match no_record(bench, memory, state).await {
+        Ok(reason) => Attempt::Gone(reason),
+        Err(failure) => Attempt::Failed(failure),
+    }
+}
+
+/// Tells why there is no record: `Ok` when the group does not exist (protocol 3).
+pub(crate) async fn no_record(
+    bench: &Bench<'_>,
+    memory: &mut Memory,
+    state: Stored,
+) -> Result<&'static str, Failure> {
+    match state {
+        Stored::Missing { tombstone } => {
+            if tombstone.is_some_and(|tombstone| tombstone.is_of(bench.group)) {
+                return Ok("the group was deleted");
+            }
+            if should_exist(bench.shared, bench.group, memory).await? {
+                meter::missing_load(bench.group);
+                return Err(Failure::Missing);
+            }
+            Ok("no such group exists")
+        }
+        Stored::Collision => Ok("no such group exists: the key is another group's"),
+        Stored::Corrupt { what, .. } => {
+            meter::corrupt_load(bench.group);
+            Err(Failure::Corrupt(what))
+        }
+        Stored::Known { .. } => Err(Failure::Conflict),
+    }
+}
