@@ -4,6 +4,7 @@
 //! shard is read by two processes whose lease still runs. At the end the faults stop and the group must heal.
 //!
 //! This is the small sister of the deterministic simulation that comes with protocol section 5.
+#![expect(clippy::panic, clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

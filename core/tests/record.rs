@@ -1,4 +1,5 @@
 //! Every check of a load, and how live fields are merged (protocol 2).
+#![expect(clippy::panic, clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

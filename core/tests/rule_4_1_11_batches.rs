@@ -1,5 +1,6 @@
 //! Many commands in one turn: applied in order, reconciled once, answered from the final state
 //! (protocol 4.1 rule 11, and the word *metadataVersion* in 1).
+#![expect(clippy::panic, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

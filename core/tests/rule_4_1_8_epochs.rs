@@ -1,4 +1,5 @@
 //! Which epochs are a member's own (protocol 4.1 rule 8), and when they move (protocol 1).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Which messages are read at all, and whose they are (protocol 4.1 rules 2, 3 and 3a).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! What a member may claim and what accepting its report does (protocol 4.1 rules 9 and 10).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Handing a shard over (protocol 4.2), what *granted* means (protocol 1) and fencing tokens (protocol 4).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

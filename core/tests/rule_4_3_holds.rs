@@ -1,4 +1,5 @@
 //! Holds: shards that somebody outside the accepted membership may still be reading (protocol 4.3).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Assignment (protocol 4.4): deterministic, balanced, sticky, with the fewest moves that balance allows.
+#![expect(clippy::expect_used, reason = "the helpers of a test fail like the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
