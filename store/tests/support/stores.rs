@@ -32,7 +32,6 @@ pub fn store(url: String) -> RedisStore {
 pub fn impatient(url: String, timeout: Duration) -> RedisStore {
     let mut settings = settings(url);
     settings.command_timeout = timeout;
-    settings.connect_timeout = timeout;
     RedisStore::new(&settings).unwrap()
 }
 
