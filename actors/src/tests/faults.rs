@@ -68,6 +68,11 @@ impl TestStore {
         self.faults.lock().unwrap().values().all(VecDeque::is_empty)
     }
 
+    /// Takes all faults away.
+    pub(crate) fn no_more_faults(&self) {
+        self.faults.lock().unwrap().clear();
+    }
+
     /// Cuts this instance off from the store, or joins it again.
     pub(crate) fn cut_off(&self, cut: bool) {
         self.cut.store(cut, Ordering::SeqCst);

@@ -9,6 +9,7 @@ mod faults;
 mod health;
 mod idle;
 mod member;
+mod metrics;
 mod outcomes;
 mod panics;
 mod redis_server;
@@ -144,10 +145,7 @@ pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, Refusal>) -> &'static s
 }
 
 /// Waits until `condition` holds.
-pub(crate) async fn eventually<F>(what: &str, mut condition: impl FnMut() -> F)
-where
-    F: Future<Output = bool>,
-{
+pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition().await {
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
