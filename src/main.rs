@@ -4,8 +4,12 @@
 mod cli;
 mod config;
 mod dev;
+mod http;
 mod logging;
+mod panics;
+mod recorder;
 mod serve;
+mod wiring;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,0 +1,132 @@
+//! Request bodies: JSON within the limit, or an error answer that the client can read.
+
+use std::time::Duration;
+
+use actix_web::dev::Payload;
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use actix_web::web::{Bytes, BytesMut, Data};
+use actix_web::{FromRequest, HttpRequest};
+use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
+use rsc_protocol::ErrorCode;
+use serde::de::DeserializeOwned;
+
+use super::error::ApiError;
+use super::{ServerState, json};
+
+/// How long a client may take to send its body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A body that was read and understood. What is wrong with one is answered with 413, 415 or 400.
+///
+/// A body beyond the limit is never read to its end here: the server closes such a connection politely, or
+/// discards the rest, so that the client can read the answer (see `serve`).
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned + 'static> FromRequest for JsonBody<T> {
+    type Error = ApiError;
+    type Future = LocalBoxFuture<'static, Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let limit = request.app_data::<Data<ServerState>>().map_or(0, |state| state.max_body);
+        let acceptable = check_headers(request, limit);
+        let payload = payload.take();
+        Box::pin(async move {
+            acceptable?;
+            let body = match tokio::time::timeout(BODY_TIMEOUT, read(payload, limit)).await {
+                Ok(body) => body?,
+                Err(_) => {
+                    let seconds = BODY_TIMEOUT.as_secs();
+                    return Err(ApiError::invalid(format!("the body did not arrive within {seconds} s")));
+                }
+            };
+            json::parse(&body).map(JsonBody).map_err(ApiError::invalid)
+        })
+    }
+}
+
+fn check_headers(request: &HttpRequest, limit: usize) -> Result<(), ApiError> {
+    let headers = request.headers();
+    let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|bytes| usize::try_from(bytes).map_or(true, |bytes| bytes > limit)) {
+        return Err(too_large(limit));
+    }
+    if let Some(encoding) = headers.get(CONTENT_ENCODING)
+        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+    {
+        return Err(ApiError::new(
+            ErrorCode::UnsupportedMediaType,
+            "the body is compressed: send it without Content-Encoding",
+        ));
+    }
+    let kinds = headers.get_all(CONTENT_TYPE);
+    for kind in kinds {
+        if !kind.to_str().is_ok_and(is_json) {
+            return Err(ApiError::new(
+                ErrorCode::UnsupportedMediaType,
+                "the body is not declared as JSON: send Content-Type: application/json",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a media type means JSON in UTF-8: `application/json` or `…+json`, with no other charset.
+fn is_json(media_type: &str) -> bool {
+    let mut parts = media_type.split(';').map(str::trim);
+    let essence = parts.next().unwrap_or_default().to_ascii_lowercase();
+    let named =
+        essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
+    named
+        && parts.all(|parameter| match parameter.split_once('=') {
+            Some((name, value)) if name.trim().eq_ignore_ascii_case("charset") => {
+                value.trim().trim_matches('"').eq_ignore_ascii_case("utf-8")
+            }
+            _ => true,
+        })
+}
+
+async fn read(mut payload: Payload, limit: usize) -> Result<Bytes, ApiError> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = payload.next().await {
+        let chunk = chunk.map_err(|_| {
+            ApiError::invalid("the body ended before its announced end, or its transfer encoding is broken")
+        })?;
+        if body.len() + chunk.len() > limit {
+            return Err(too_large(limit));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body.freeze())
+}
+
+fn too_large(limit: usize) -> ApiError {
+    ApiError::new(
+        ErrorCode::PayloadTooLarge,
+        format!("the body has more than {limit} bytes, the limit server.max-body of this coordinator"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_types_that_mean_json() {
+        for kind in [
+            "application/json",
+            "Application/JSON",
+            "application/json; charset=utf-8",
+            "application/json;charset=\"UTF-8\"",
+            "application/problem+json",
+            "application/json; version=1",
+        ] {
+            assert!(is_json(kind), "{kind}");
+        }
+        for kind in
+            ["", "text/plain", "text/json", "application/jsonp", "application/json; charset=latin1", "json"]
+        {
+            assert!(!is_json(kind), "{kind}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! A private `redis-server`.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use redis::aio::MultiplexedConnection;
+use rsc_protocol::GroupKey;
+use rsc_protocol::keys::Keys;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::wait::wait_until_blocking;
+
+/// A running server with nothing in it. It is killed, and its directory removed, when this is dropped.
+pub(crate) struct RedisServer {
+    child: Child,
+    directory: TempDir,
+    port: u16,
+}
+
+impl RedisServer {
+    /// Starts a server on a free port and waits until it answers.
+    pub(crate) fn start() -> Self {
+        // Between asking for a free port and using it somebody else may take it.
+        (0..10).find_map(|_| RedisServer::try_start(RedisServer::free_port())).unwrap()
+    }
+
+    /// A port that was free a moment ago.
+    pub(crate) fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    }
+
+    /// Starts a server on this port, or says that it could not be had.
+    pub(crate) fn try_start(port: u16) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut child = spawn(port, &directory);
+        answers(&mut child, port).then_some(RedisServer { child, directory, port })
+    }
+
+    /// What follows `--redis-url`.
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The port.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A connection of the test's own, to look into keys and to tamper with them.
+    pub(crate) async fn connection(&self) -> MultiplexedConnection {
+        let client = redis::Client::open(self.url()).unwrap();
+        client.get_multiplexed_async_connection().await.unwrap()
+    }
+
+    /// One field of a group's metadata, as stored.
+    pub(crate) async fn metadata_field(&self, group: &GroupKey, field: &str) -> Option<String> {
+        let key = Keys::default().metadata(group);
+        redis::cmd("HGET").arg(key).arg(field).query_async(&mut self.connection().await).await.unwrap()
+    }
+
+    /// A group's aggregate, as stored.
+    pub(crate) async fn aggregate(&self, group: &GroupKey) -> Option<serde_json::Value> {
+        let text = self.metadata_field(group, "aggregate").await?;
+        Some(serde_json::from_str(&text).unwrap())
+    }
+
+    /// The server hangs from now on: connections stay open, nothing is answered.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// The end of [`RedisServer::pause`].
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Kills the server and starts an empty one on the same port.
+    pub(crate) fn restart_empty(&mut self) {
+        self.kill();
+        wait_until_blocking("the port of the killed server is free again", || {
+            let mut child = spawn(self.port, &self.directory);
+            let up = answers(&mut child, self.port);
+            self.child = child;
+            up.then_some(())
+        });
+    }
+
+    /// Kills the server: its port refuses connections from now on.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn spawn(port: u16, directory: &TempDir) -> Child {
+    Command::new("redis-server")
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+        ])
+        .arg(directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| {
+            panic!("redis-server cannot be started ({error}): see scripts/need-redis-server")
+        })
+}
+
+/// Waits until this very child answers on the port; `false` when it ended instead.
+fn answers(child: &mut Child, port: u16) -> bool {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+    wait_until_blocking("redis-server answers", || {
+        if child.try_wait().unwrap().is_some() {
+            return Some(false);
+        }
+        let mut connection = client.get_connection().ok()?;
+        let info: String = redis::cmd("INFO").arg("server").query(&mut connection).ok()?;
+        let is_child = info.lines().any(|line| line == format!("process_id:{}", child.id()));
+        // Somebody else's server on that port: ours will find the port taken and end.
+        is_child.then_some(true)
+    })
+}
