@@ -56,8 +56,10 @@ async fn serve(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Exit
 }
 
 /// A coordinator with its HTTP surface, at work.
-struct Running {
-    coordinator: Coordinator,
+pub(crate) struct Running {
+    pub(crate) coordinator: Coordinator,
+    /// Where it listens: the port that was bound, where port 0 was asked for.
+    pub(crate) address: SocketAddr,
     server: ServerHandle,
     serving: JoinHandle<std::io::Result<()>>,
     upkeep: JoinHandle<()>,
@@ -66,7 +68,7 @@ struct Running {
 impl Running {
     /// Starts everything and says on the log where it listens. The store may be away. Must be called inside
     /// an actix system.
-    fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+    pub(crate) fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         let instance_id = config.server.instance_id_or_random();
         let store = wiring::store(config, &instance_id)?;
         let coordinator = Coordinator::start(wiring::coordinator_settings(config, &instance_id), store);
@@ -80,6 +82,7 @@ impl Running {
         let (server, address) = listen(config, state)?;
         let running = Running {
             coordinator,
+            address,
             server: server.handle(),
             serving: rt::spawn(server),
             upkeep: rt::spawn(keep_up(metrics)),
@@ -96,7 +99,7 @@ impl Running {
 
     /// Lets what has begun come to its end, once new work is refused (protocol 9): reads go on for the drain
     /// delay, then requests and groups are waited for. `true` when all was over within the shutdown timeout.
-    async fn stop(self, config: &ServerConfig) -> bool {
+    pub(crate) async fn stop(self, config: &ServerConfig) -> bool {
         let begun = Instant::now();
         let deadline = begun + config.shutdown_timeout;
         tokio::time::sleep(config.shutdown_drain_delay).await;

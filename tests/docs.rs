@@ -1,9 +1,13 @@
 //! Documentation and code agree: error pages, links, section numbers, routes of the README.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "the helpers of a test fail like the test")]
+
+mod support;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rsc_protocol::ErrorCode;
+use support::Daemon;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -137,4 +141,51 @@ fn every_reference_to_the_protocol_names_a_section_that_exists() {
         }
     }
     assert!(seen > 100, "only {seen} references found");
+}
+
+/// The words of every `curl` command of a text's code blocks; a line that ends in a backslash goes on.
+fn curl_commands(text: &str) -> Vec<Vec<String>> {
+    let blocks = text.split("```").skip(1).step_by(2).map(|block| block.replace("\\\n", " "));
+    blocks.filter(|block| block.trim_start().starts_with("curl ")).map(|block| shell_words(&block)).collect()
+}
+
+/// Words as a shell splits them, as far as single quotes are concerned.
+fn shell_words(command: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for (at, part) in command.split('\'').enumerate() {
+        if at % 2 == 1 {
+            words.push(part.to_owned());
+        } else {
+            words.extend(part.split_whitespace().map(str::to_owned));
+        }
+    }
+    words
+}
+
+#[tokio::test]
+async fn every_request_of_the_readme_works_in_its_order() {
+    let daemon = Daemon::memory().start();
+    let http = reqwest::Client::new();
+    let commands = curl_commands(&read("README.md"));
+    assert_eq!(commands.len(), 5);
+    for words in commands {
+        let (mut url, mut body) = (None, None);
+        let mut rest = words[1..].iter();
+        while let Some(word) = rest.next() {
+            match word.as_str() {
+                "-s" => {}
+                "-H" => assert_eq!(rest.next().unwrap(), "content-type: application/json"),
+                "-d" => body = rest.next().cloned(),
+                word => url = word.strip_prefix("http://127.0.0.1:8080/"),
+            }
+        }
+        let url = format!("http://{}/{}", daemon.address(), url.unwrap());
+        let request = match body {
+            Some(body) => http.post(&url).header("content-type", "application/json").body(body),
+            None => http.get(&url),
+        };
+        let answer = request.send().await.unwrap();
+        let (status, text) = (answer.status(), answer.text().await.unwrap());
+        assert!(status.is_success(), "{words:?}: {status} {text}");
+    }
 }
