@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rsc_core::{Command, Group, LoadError, Loaded, Stamp, Tombstone, lifecycle, record};
 use rsc_protocol::{ErrorCode, GroupKey, Timestamp};
-use rsc_store::{Found, MutexToken, Outcome};
+use rsc_store::{Found, MutexToken, Outcome, StoreError};
 use tokio::sync::oneshot;
 
 use crate::deciding::{Decided, context, decide_on, tell};
@@ -77,12 +77,13 @@ pub(crate) async fn claim(
                     return Err(Refusal::store(&error));
                 }
             }
-            Outcome::NotApplied(error) => {
-                tracing::warn!(%group, %error, "the creation was refused, or could not be sent");
-                return Err(Refusal::store(&error));
-            }
+            Outcome::NotApplied(error) => return Err(failed(group, &error)),
         }
     }
+}
+
+fn failed(group: &GroupKey, error: &StoreError) -> Refusal {
+    Refusal::store_logged(error, "create a group", &group.joined())
 }
 
 /// What is under the key of a group to be created.
@@ -94,7 +95,7 @@ enum Key {
 }
 
 async fn look_at_key(shared: &Shared, group: &GroupKey, own_token: &str) -> Result<Key, Refusal> {
-    match shared.store.read(group).await.map_err(|error| Refusal::store(&error))? {
+    match shared.store.read(group).await.map_err(|error| failed(group, &error))? {
         Found::Missing { now, tombstone } => {
             if tombstone.is_none() && is_expected(shared, group).await? {
                 return Err(Refusal::missing(group));
@@ -127,11 +128,11 @@ async fn is_expected(shared: &Shared, group: &GroupKey) -> Result<bool, Refusal>
     if shared.registry.is_known_to_exist(group) {
         return Ok(true);
     }
-    shared.store.index_contains(group).await.map_err(|error| Refusal::store(&error))
+    shared.store.index_contains(group).await.map_err(|error| failed(group, &error))
 }
 
 async fn stored(shared: &Shared, group: &GroupKey) -> Result<Option<Loaded>, Refusal> {
-    match shared.store.read(group).await.map_err(|error| Refusal::store(&error))? {
+    match shared.store.read(group).await.map_err(|error| failed(group, &error))? {
         Found::Record { fields, .. } => Ok(record::load(group, &fields, &shared.settings.timing).ok()),
         Found::Missing { .. } | Found::WrongType { .. } => Ok(None),
     }
@@ -141,8 +142,9 @@ async fn index(shared: &Arc<Shared>, claim: Claim) -> Result<Claim, Refusal> {
     match shared.store.index_add(&claim.group.key).await {
         Ok(()) => Ok(claim),
         Err(error) => {
+            let refusal = failed(&claim.group.key, &error);
             undo(shared, vec![claim]).await;
-            Err(Refusal::store(&error))
+            Err(refusal)
         }
     }
 }
@@ -204,10 +206,9 @@ pub(crate) async fn admit(shared: &Arc<Shared>, claim: Claim) -> Result<Group, R
             admit_by_turn(shared, &key).await
         }
         Outcome::NotApplied(error) => {
-            tracing::warn!(group = %key, %error, "the creation could not be completed yet");
             give_up(shared, &key, &token).await;
             shared.registry.ensure(shared, &key).inbox.nudge();
-            Err(Refusal::store(&error))
+            Err(failed(&key, &error))
         }
     }
 }

@@ -35,7 +35,13 @@ const LOOKS: usize = 4;
 #[derive(Clone)]
 pub struct Coordinator {
     shared: Arc<Shared>,
-    ping: Arc<Mutex<Option<(Instant, Result<(), Refusal>)>>>,
+    ping: Arc<Mutex<Option<Ping>>>,
+}
+
+/// When the store was last asked whether it is there, and what came of it.
+struct Ping {
+    at: Instant,
+    result: Result<(), Refusal>,
 }
 
 impl std::fmt::Debug for Coordinator {
@@ -258,16 +264,16 @@ impl Coordinator {
             return Err(Refusal::terminating());
         }
         let mut cached = self.ping.lock().await;
-        if let Some((at, result)) = &*cached
-            && at.elapsed() < PING_CACHE
+        if let Some(ping) = &*cached
+            && ping.at.elapsed() < PING_CACHE
         {
-            return result.clone();
+            return ping.result.clone();
         }
         let result = self.shared.store.ping().await.map(|_| ()).map_err(|error| {
             tracing::debug!(%error, "the store does not answer a ping");
             Refusal::store(&error)
         });
-        *cached = Some((Instant::now(), result.clone()));
+        *cached = Some(Ping { at: Instant::now(), result: result.clone() });
         result
     }
 

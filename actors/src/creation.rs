@@ -12,7 +12,7 @@ use rsc_core::Group;
 use rsc_protocol::admin::{CreateGroupRequest, CreateStreamRequest, CreateStreamResponse, GroupResponse};
 use rsc_protocol::names::check_stream_prefix;
 use rsc_protocol::{ErrorCode, GroupKey};
-use rsc_store::MutexToken;
+use rsc_store::{MutexToken, StoreError};
 
 use crate::claim::{self, Claim};
 use crate::index::{Listed, candidates, look_up};
@@ -182,10 +182,7 @@ async fn lock(shared: &Shared, prefix: &str) -> Result<MutexToken, Refusal> {
                 let message = format!("another creation on stream {prefix} is under way: try again");
                 return Err(Refusal::new(ErrorCode::MutexUnavailable, message));
             }
-            Err(error) => {
-                tracing::warn!(prefix, %error, "could not lock the stream");
-                return Err(Refusal::store(&error));
-            }
+            Err(error) => return Err(Refusal::store_logged(&error, "lock a stream", prefix)),
         }
     }
 }
@@ -205,7 +202,7 @@ async fn under_the_lock(
                 ErrorCode::MutexUnavailable,
                 format!("the lock of stream {} was lost: try again", plan.prefix),
             )),
-            Err(error) => Err(Refusal::store(&error)),
+            Err(error) => Err(Refusal::store_logged(&error, "renew the lock of a stream", &plan.prefix)),
         };
         match result {
             Ok(claim) => claims.push(claim),
@@ -250,9 +247,10 @@ async fn provision_all(shared: &Shared, claims: &[Claim]) -> Result<(), Refusal>
 /// default. Groups that stand in the way are a refusal.
 async fn shard_count(shared: &Shared, plan: &Plan) -> Result<u32, Refusal> {
     let mut count = None;
-    for candidates in groups_of_prefix(shared, &plan.prefix).await? {
+    let failed = |error| Refusal::store_logged(&error, "look at a stream's groups", &plan.prefix);
+    for candidates in groups_of_prefix(shared, &plan.prefix).await.map_err(failed)? {
         let own = candidates.iter().any(|group| plan.groups.contains(group));
-        match look_up(shared, candidates).await.map_err(|error| Refusal::store(&error))? {
+        match look_up(shared, candidates).await.map_err(failed)? {
             Listed::Record { group, .. } if group.stream_prefix() != plan.prefix => {}
             Listed::Record { group, loaded } => {
                 count = Some(count_of(plan, &group, &loaded.group)?);
@@ -273,9 +271,9 @@ async fn shard_count(shared: &Shared, plan: &Plan) -> Result<u32, Refusal> {
 
 /// Every key that may be a group of this prefix: those of the index, and those that this process knows though
 /// the index may have forgotten them.
-async fn groups_of_prefix(shared: &Shared, prefix: &str) -> Result<Vec<Vec<GroupKey>>, Refusal> {
+async fn groups_of_prefix(shared: &Shared, prefix: &str) -> Result<Vec<Vec<GroupKey>>, StoreError> {
     let of_prefix = |group: &GroupKey| group.stream_prefix() == prefix;
-    let entries = shared.store.index().await.map_err(|error| Refusal::store(&error))?;
+    let entries = shared.store.index().await?;
     let mut keys: Vec<Vec<GroupKey>> = entries
         .iter()
         .map(|entry| candidates(entry))

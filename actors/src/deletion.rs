@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::meter;
 use crate::refusal::{Failure, Refusal};
 use crate::section::{Section, Stored, should_exist};
-use crate::turn::{After, Bench, CONFLICTS_BORNE, Tally, UNKNOWNS_BORNE};
+use crate::turn::{After, Bench, CONFLICTS_BORNE, DELETED, Tally, UNKNOWNS_BORNE};
 
 /// What there is to delete.
 struct Plan {
@@ -52,14 +52,17 @@ pub(crate) async fn run(
                 forget_in_index(bench).await;
                 meter::lifecycle("delete", "done");
                 tracing::info!(group = %bench.group, requested_by = request.requested_by, reason = request.reason, force = request.force, "group deleted");
-                return (After::Gone("the group was deleted"), Ok(Answered::Deleted(Box::new(snapshot))));
+                return (After::Deleted, Ok(Answered::Deleted(Box::new(snapshot))));
             }
             Err(stop) => stop,
         };
         meter::lifecycle("delete", "refused");
         return match (stop, lost) {
             (Stop::Refused(refusal), _) => (After::Continue, Err(refusal)),
-            (Stop::Gone(reason), _) => (After::Gone(reason), Err(Refusal::not_found(bench.group))),
+            (Stop::Gone(reason), _) => {
+                memory.forget_group();
+                (After::Gone(reason), Err(Refusal::not_found(bench.group)))
+            }
             (Stop::Failed(Failure::Busy), Some((_, error))) => fail(bench, Failure::Store(error)),
             (Stop::Failed(failure), _) => fail(bench, failure),
         };
@@ -124,7 +127,7 @@ async fn write(
             Ok(None)
         }
         Outcome::NotApplied(error) => {
-            tracing::warn!(group = %bench.group, %error, "the deletion was refused, or could not be sent");
+            tracing::debug!(group = %bench.group, %error, "the deletion was refused, or could not be sent");
             match error {
                 StoreError::Refused(_) => bench.leave(memory, token).await,
                 StoreError::Unavailable(_) | StoreError::Unexpected(_) => memory.lost(token),
@@ -168,7 +171,7 @@ async fn plan(
                 return Ok(Planned::Done);
             }
             if tombstone.is_some_and(|tombstone| tombstone.is_of(bench.group)) {
-                return Err(Stop::Gone("the group was deleted"));
+                return Err(Stop::Gone(DELETED));
             }
             if !should_exist(bench.shared, bench.group, memory).await? {
                 return Err(Stop::Gone("no such group exists"));

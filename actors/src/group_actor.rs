@@ -24,7 +24,7 @@ use crate::service_watch::ServiceWatch;
 use crate::shared::Shared;
 use crate::status::StatusCell;
 use crate::supervisor::CrashNotice;
-use crate::turn::{self, After, Ended};
+use crate::turn::{self, After, DELETED, Ended};
 
 /// Commands that are decided on together, at most.
 const BATCH_LIMIT: usize = 1_000;
@@ -107,7 +107,7 @@ impl GroupActor {
             return;
         }
         if self.shared.gate.is_terminating() {
-            return self.end(Closed::Terminating, "", ctx);
+            return self.end(Closed::Terminating, ctx);
         }
         if self.inbox.take_nudge() {
             self.arm_timer(Instant::now(), ctx);
@@ -160,13 +160,22 @@ impl GroupActor {
             _ => Provisioning::NotNeeded,
         };
         self.memory = Some(memory);
+        if matches!(after, After::Deleted) {
+            // Before the answer leaves: what is asked after it belongs to whatever is created then.
+            self.end(Closed::Gone, ctx);
+        }
         for (queued, reply) in replies {
             queued.answer(reply);
         }
         match after {
-            After::Gone(reason) => return self.end(Closed::Gone, reason, ctx),
+            After::Deleted => return,
+            // What has come meanwhile may be about a group created anew: it gets a look of its own.
+            After::Gone(reason) if self.one_by_one.is_empty() && self.inbox.close_if_empty() => {
+                tracing::info!(group = %self.group, reason, "let go of the group");
+                return self.end(Closed::Gone, ctx);
+            }
             After::OneByOne(requests) => self.one_by_one.extend(requests),
-            After::Continue | After::Failed(_) => {}
+            After::Gone(_) | After::Continue | After::Failed(_) => {}
         }
         if let Some(shards) = to_provision {
             self.provision(shards, ctx);
@@ -202,14 +211,15 @@ impl GroupActor {
         }
         facts.last_commit_at = tally.committed_at.or(facts.last_commit_at);
         match after {
-            After::Continue | After::Gone(_) => facts.health = None,
+            After::Continue | After::Deleted | After::Gone(_) => facts.health = None,
             After::Failed(failure) => {
                 let health = failure.health(&self.group);
-                let is_news =
-                    |health: &Refusal| facts.health.as_ref().is_none_or(|known| known.code != health.code);
-                if let Some(health) = health.as_ref().filter(|health| is_news(health)) {
-                    let code = health.code.as_str();
-                    tracing::warn!(group = %self.group, code, message = health.message, "the group cannot work");
+                let known = facts.health.as_ref().map(|health| health.code);
+                if let Some(code) =
+                    health.as_ref().map(|health| health.code).filter(|code| known != Some(*code))
+                {
+                    // Told once; what the store said is for the log alone.
+                    tracing::warn!(group = %self.group, code = code.as_str(), cause = ?failure, "the group cannot work");
                 }
                 facts.health = health.or(facts.health.take());
             }
@@ -224,11 +234,12 @@ impl GroupActor {
         match after {
             After::Failed(Failure::Missing | Failure::Corrupt(_)) => None,
             After::Failed(_) => {
-                let seen = memory.last_seen()?;
+                // Never seen: there may be members to expire, or a creation to complete.
+                let Some(seen) = memory.last_seen() else { return Some(retry_later) };
                 seen.group.next_deadline(self.shared.settings.timing.stale_member_retention_ms)?;
                 Some(retry_later)
             }
-            After::Continue | After::Gone(_) | After::OneByOne(_) => {
+            After::Continue | After::Deleted | After::Gone(_) | After::OneByOne(_) => {
                 let retention = self.shared.settings.timing.stale_member_retention_ms;
                 let deadline = memory.known.as_ref()?.group.next_deadline(retention)?;
                 Some(memory.instant_of(deadline)?.max(memory.watch.in_service_from()))
@@ -295,7 +306,7 @@ impl GroupActor {
     }
 
     /// The actor's end: nothing is queued any more, what waits is answered, the registry forgets it.
-    fn end(&mut self, why: Closed, reason: &'static str, ctx: &mut Context<Self>) {
+    fn end(&mut self, why: Closed, ctx: &mut Context<Self>) {
         let mut rest: Vec<Queued> = self.one_by_one.drain(..).collect();
         rest.extend(self.inbox.close(why));
         self.shared.registry.forget(&self.group, &self.inbox);
@@ -304,13 +315,10 @@ impl GroupActor {
                 Closed::Terminating => Err(Refusal::terminating()),
                 Closed::Gone => {
                     let timing = &self.shared.settings.timing;
-                    Failure::NoGroup(reason).answer(&queued.request, &self.group, timing)
+                    Failure::NoGroup(DELETED).answer(&queued.request, &self.group, timing)
                 }
             };
             queued.answer(reply);
-        }
-        if why == Closed::Gone {
-            tracing::info!(group = %self.group, reason, "let go of the group");
         }
         self.crash_notice.not_needed();
         ctx.stop();

@@ -187,6 +187,17 @@ impl Inbox {
         rest
     }
 
+    /// Closes the queue of a group that is gone, unless something waits.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut state = self.state();
+        if !state.queue.is_empty() {
+            return false;
+        }
+        state.closed = Some(Closed::Gone);
+        state.actor = None;
+        true
+    }
+
     /// Whether the queue was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.state().closed.is_some()

@@ -53,6 +53,13 @@ impl Memory {
         self.last_known = Some(known);
     }
 
+    /// The group does not exist; what may come under its name is another one.
+    pub(crate) fn forget_group(&mut self) {
+        self.known = None;
+        self.last_known = None;
+        self.exists = false;
+    }
+
     /// The remembered stamp.
     pub(crate) fn stamp(&self) -> Option<&Stamp> {
         self.known.as_ref().map(|known| &known.stamp)

@@ -14,6 +14,7 @@ use crate::deletion::unhealthy;
 use crate::index::{Listed, candidates, look_up};
 use crate::refusal::Refusal;
 use crate::shared::Shared;
+use crate::turn::DELETED;
 
 /// Reads of the store that one listing makes at a time.
 const PARALLEL_READS: usize = 8;
@@ -39,8 +40,7 @@ pub(crate) enum Presence {
 }
 
 fn failed(group: &GroupKey, error: &StoreError) -> Refusal {
-    tracing::warn!(%group, %error, "could not read a group");
-    Refusal::store(error)
+    Refusal::store_logged(error, "read a group", &group.joined())
 }
 
 /// Looks a group up (protocol 3).
@@ -63,7 +63,7 @@ pub(crate) async fn presence(shared: &Arc<Shared>, group: &GroupKey) -> Result<P
         }
         Found::Missing { tombstone, .. } => {
             if tombstone.is_some_and(|tombstone| tombstone.is_of(group)) {
-                return Ok(Presence::NoGroup("the group was deleted"));
+                return Ok(Presence::NoGroup(DELETED));
             }
             let known = shared.registry.is_known_to_exist(group)
                 || shared.store.index_contains(group).await.map_err(|error| failed(group, &error))?;
@@ -108,10 +108,7 @@ pub(crate) async fn group_summary(shared: &Arc<Shared>, group: &GroupKey) -> Res
 
 /// Every group at a glance.
 pub(crate) async fn groups(shared: &Arc<Shared>) -> Result<GroupList, Refusal> {
-    let failed = |error: StoreError| {
-        tracing::warn!(%error, "could not list the groups");
-        Refusal::store(&error)
-    };
+    let failed = |error: StoreError| Refusal::store_logged(&error, "list the groups", "");
     let entries = shared.store.index().await.map_err(failed)?;
     let mut list = GroupList { groups: Vec::new(), missing: Vec::new() };
     let mut looked_up = futures_util::stream::iter(entries)

@@ -58,6 +58,18 @@ impl Refusal {
         Refusal::new(ErrorCode::RedisUnavailable, message)
     }
 
+    /// As [`Refusal::store`], and tells the log what the store said: an outage is the same news each time, the
+    /// rest needs somebody.
+    pub(crate) fn store_logged(error: &StoreError, doing: &'static str, name: &str) -> Self {
+        match error {
+            StoreError::Unavailable(_) => tracing::debug!(doing, name, %error, "redis did not answer"),
+            StoreError::Refused(_) | StoreError::Unexpected(_) => {
+                tracing::warn!(doing, name, %error, "redis did not do what was asked");
+            }
+        }
+        Refusal::store(error)
+    }
+
     pub(crate) fn terminating() -> Self {
         Refusal::new(
             ErrorCode::CoordinatorTerminating,

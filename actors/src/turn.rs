@@ -17,6 +17,8 @@ use crate::section::{Section, Stored, enter, leave, should_exist};
 use crate::shared::Shared;
 use crate::{deletion, meter};
 
+/// What somebody is told who asks for a group that was deleted.
+pub(crate) const DELETED: &str = "the group was deleted";
 /// How often a batch is applied anew because the state had moved.
 pub(crate) const CONFLICTS_BORNE: u64 = 5;
 /// How often a batch is decided anew because the answer to its commit was lost.
@@ -56,7 +58,9 @@ pub(crate) enum After {
     Continue,
     /// Nothing came of it.
     Failed(Failure),
-    /// The group is not there: the actor ends.
+    /// This very turn deleted the group: the actor ends.
+    Deleted,
+    /// The group is not there: the actor ends if nothing else waits for it.
     Gone(&'static str),
     /// The state machine panicked on these together: each gets a turn of its own.
     OneByOne(Vec<Queued>),
@@ -98,13 +102,14 @@ pub(crate) async fn run(
             (after, vec![(Queued { request: Request::Delete(request), reply }, answer)])
         }
     };
-    if matches!(after, After::Continue | After::Gone(_)) {
+    if matches!(after, After::Continue | After::Deleted | After::Gone(_)) {
         memory.watch.turn_finished();
     }
     let took = started.elapsed();
     let outcome = match &after {
         After::Continue => "done",
         After::Failed(failure) => failure.label(),
+        After::Deleted => "deleted",
         After::Gone(_) => "gone",
         After::OneByOne(_) => "panicked",
     };
@@ -243,6 +248,7 @@ async fn run_batch(
                 return (After::Failed(failure), replies);
             }
             Attempt::Gone(reason) => {
+                memory.forget_group();
                 let replies = batch.fail(&Failure::NoGroup(reason), bench);
                 return (After::Gone(reason), replies);
             }
@@ -352,7 +358,7 @@ async fn attempt(
         }
         Outcome::NotApplied(error) => {
             meter::committed("not_applied");
-            tracing::warn!(group = %bench.group, %error, "the commit was refused, or could not be sent");
+            tracing::debug!(group = %bench.group, %error, "the commit was refused, or could not be sent");
             memory.known = Some(known);
             // The mutex may still be ours. A server that answers takes it back; one that does not, later.
             match error {
@@ -392,7 +398,7 @@ pub(crate) async fn no_record(
     match state {
         Stored::Missing { tombstone } => {
             if tombstone.is_some_and(|tombstone| tombstone.is_of(bench.group)) {
-                return Ok("the group was deleted");
+                return Ok(DELETED);
             }
             if should_exist(bench.shared, bench.group, memory).await? {
                 meter::missing_load(bench.group);

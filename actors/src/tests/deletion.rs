@@ -158,6 +158,18 @@ fn a_group_deleted_by_another_instance_is_let_go() {
 }
 
 #[test]
+fn what_is_asked_after_a_deletion_was_answered_is_about_what_comes_then() {
+    in_system(async {
+        let coordinator = start(patient("a"), &memory_store());
+        for _ in 0..200 {
+            create(&coordinator, &orders(), 2).await;
+            Member::new("m1").beat_ok(&coordinator, &orders()).await;
+            coordinator.delete_group(&orders(), delete_request(true)).await.unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_missing_record_can_be_deleted_by_an_instance_that_only_knows_the_index() {
     in_system(async {
         let server = RedisServer::start();

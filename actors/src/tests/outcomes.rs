@@ -9,14 +9,17 @@ use super::redis_server::RedisServer;
 use super::{code, create, eventually, in_system, orders, patient, record, start};
 use crate::Coordinator;
 
+/// Version, group epoch, revision; and of each member its id, epoch and shards.
+type Essence = ([u64; 3], Vec<(String, u64, Vec<u32>)>);
+
 /// What does not depend on the moment or on chance: for comparing what two ways lead to.
-fn essence(group: &Group) -> (u64, u64, u64, Vec<(String, u64, Vec<u32>)>) {
+fn essence(group: &Group) -> Essence {
     let members = group
         .members
         .iter()
         .map(|(id, member)| (id.clone(), member.live.member_epoch, member.holding().iter().collect()))
         .collect();
-    (group.metadata_version, group.group_epoch, group.store_revision, members)
+    ([group.metadata_version, group.group_epoch, group.store_revision], members)
 }
 
 async fn with_one_member(server: &RedisServer) -> (std::sync::Arc<TestStore>, Coordinator, Member) {
