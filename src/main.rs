@@ -28,38 +28,30 @@ fn main() -> ExitCode {
             serve::run(loaded.config)
         }),
         Command::Dev(arguments) => finish(dev::run(arguments)),
-        Command::Config {
-            command: ConfigCommand::Check(arguments),
-        } => with_configuration(&arguments, |loaded| {
-            print(&format!(
-                "configuration is valid, from {}\n",
-                loaded.layers.join(", ")
-            ))
-        }),
-        Command::Config {
-            command: ConfigCommand::Show(arguments),
-        } => with_configuration(&arguments, |loaded| print(&loaded.config.to_masked_toml()?)),
-    }
-}
-
-/// Loads the configuration and goes on with it, or says in one sentence why not.
-fn with_configuration(
-    arguments: &ConfigArguments,
-    run: impl FnOnce(config::Loaded) -> anyhow::Result<ExitCode>,
-) -> ExitCode {
-    match config::load(&arguments.sources()) {
-        Ok(loaded) => finish(run(loaded)),
-        Err(error) => {
-            complain(&error.to_string());
-            ExitCode::from(BAD_CONFIGURATION)
+        Command::Config { command: ConfigCommand::Check(arguments) } => {
+            with_configuration(&arguments, |loaded| {
+                print(&format!("configuration is valid, from {}\n", loaded.layers.join(", ")))
+            })
+        }
+        Command::Config { command: ConfigCommand::Show(arguments) } => {
+            with_configuration(&arguments, |loaded| print(&loaded.config.to_masked_toml()?))
         }
     }
 }
 
+/// Loads the configuration and goes on with it.
+fn with_configuration(
+    arguments: &ConfigArguments,
+    run: impl FnOnce(config::Loaded) -> anyhow::Result<ExitCode>,
+) -> ExitCode {
+    finish(config::load(&arguments.sources()).map_err(anyhow::Error::from).and_then(run))
+}
+
+/// Says in one sentence what went wrong, if something did.
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         complain(&format!("{error:#}"));
-        ExitCode::FAILURE
+        if error.is::<config::ConfigError>() { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
     })
 }
 

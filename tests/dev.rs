@@ -5,12 +5,14 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::wait_until_blocking;
+use tempfile::TempDir;
 
 /// Long enough for anything that happens, on a slow machine that runs other tests beside this one.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A running `rsc dev`, killed when it is dropped.
 struct Demo {
     child: Child,
+    /// For its temporary files: killed, it cannot remove them itself.
+    _directory: TempDir,
     lines: Receiver<String>,
     seen: Vec<String>,
 }
@@ -31,8 +35,9 @@ impl Drop for Demo {
 
 impl Demo {
     fn start(arguments: &[&str], path: Option<&str>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_rsc"));
-        command.args(["dev", "--listen", "127.0.0.1:0"]).args(arguments);
+        command.args(["dev", "--listen", "127.0.0.1:0"]).args(arguments).env("TMPDIR", directory.path());
         if let Some(path) = path {
             command.env("PATH", path);
         }
@@ -46,7 +51,7 @@ impl Demo {
                 }
             }
         });
-        Demo { child, lines, seen: Vec::new() }
+        Demo { child, _directory: directory, lines, seen: Vec::new() }
     }
 
     /// Reads on until a line contains `text`; returns that line.
@@ -114,6 +119,10 @@ fn with_a_redis_server_on_the_path_it_uses_a_private_one_and_leaves_nothing_behi
     let (status, output) = demo.finish();
     assert!(output.contains("store        redis, a private server"), "{output}");
     assert_shows_a_hand_over(&output);
+    let counts =
+        output.lines().filter_map(|line| line.rsplit(' ').next()?.split_once('/')).next_back().unwrap();
+    let (read, sent): (u64, u64) = (counts.0.parse().unwrap(), counts.1.parse().unwrap());
+    assert!(0 < read && read <= sent, "{read} of {sent} records were read:\n{output}");
     assert_eq!(status.code(), Some(0));
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "the redis-server was left behind");
 }
@@ -192,10 +201,28 @@ fn a_taken_port_is_one_clear_sentence() {
 }
 
 #[test]
-fn only_loopback_addresses_are_served() {
-    for address in ["0.0.0.0:0", "localhost:0", "8080"] {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_rsc")).args(["dev", "--listen", address]).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{address}");
+fn a_redis_server_that_does_not_run_is_no_obstacle() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("redis-server");
+    std::fs::write(&program, "#!/bin/sh\nexit 3\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut demo = Demo::start(&["--seconds", "0"], directory.path().to_str());
+    let line = demo.until("store ");
+    assert!(line.contains("memory, because") && line.contains("does not run"), "{line}");
+    assert_eq!(demo.finish().0.code(), Some(0));
+}
+
+#[test]
+fn bad_arguments_are_refused_with_2() {
+    let bad: [&[&str]; 4] = [
+        &["--listen", "0.0.0.0:0"],
+        &["--listen", "localhost:0"],
+        &["--seconds", "-1"],
+        &["--listen", "127.0.0.1:0", "--log-filter", "x=y=z"],
+    ];
+    for arguments in bad {
+        let output = Command::new(env!("CARGO_BIN_EXE_rsc")).arg("dev").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
     }
 }

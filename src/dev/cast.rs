@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::board::{Board, Line, Mark};
 use super::consumer::{Consumer, Report};
+use super::records::Records;
 
 /// The consumers of the demo by name.
 pub(crate) const NAMES: [&str; 3] = ["consumer-a", "consumer-b", "consumer-c"];
@@ -58,19 +59,22 @@ pub(crate) struct Cast {
     group_url: String,
     http: reqwest::Client,
     interval: Duration,
+    records: Option<Records>,
     reports: mpsc::UnboundedSender<Report>,
     running: [Option<Running>; NAMES.len()],
 }
 
 impl Cast {
-    /// Nobody runs yet. `group_url`: where the group is found; `reports`: where consumers speak.
+    /// Nobody runs yet. `group_url`: where the group is found; `records`: what there is to read, if anything;
+    /// `reports`: where consumers speak.
     pub(crate) fn new(
         group_url: String,
         http: reqwest::Client,
         interval: Duration,
+        records: Option<Records>,
         reports: mpsc::UnboundedSender<Report>,
     ) -> Self {
-        Cast { group_url, http, interval, reports, running: [const { None }; NAMES.len()] }
+        Cast { group_url, http, interval, records, reports, running: [const { None }; NAMES.len()] }
     }
 
     /// Does `act` to a consumer; what cannot be done to it now is passed over.
@@ -95,6 +99,7 @@ impl Cast {
             start: board.started(index),
             url: format!("{}/members/{}/heartbeat", self.group_url, NAMES[index]),
             http: self.http.clone(),
+            records: self.records.clone(),
             reports: self.reports.clone(),
         };
         let (leave, asked_to_leave) = watch::channel(false);

@@ -6,10 +6,13 @@ use anyhow::Context;
 use reqwest::StatusCode;
 use rsc_protocol::{ErrorBody, HeartbeatRequest, HeartbeatResponse};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant as Timer, sleep_until};
+use tokio::time::{Instant as Timer, sleep, sleep_until};
 
 use super::membership::{Event, Membership, Shards};
+use super::records::Records;
 
+/// How often records are read between heartbeats.
+const READ_EVERY: Duration = Duration::from_millis(200);
 /// How long an answer is waited for, unless the lease ends before.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -42,6 +45,8 @@ pub(crate) struct Consumer {
     pub(crate) url: String,
     /// The client that sends them.
     pub(crate) http: reqwest::Client,
+    /// What it reads, where there is something to read.
+    pub(crate) records: Option<Records>,
     /// Where its reports go.
     pub(crate) reports: mpsc::UnboundedSender<Report>,
 }
@@ -49,17 +54,18 @@ pub(crate) struct Consumer {
 impl Consumer {
     /// Heartbeats until it is over. `leave` turns true when it shall leave. A crash is the end of the task
     /// at any point: silence.
-    pub(crate) async fn run(self, member_id: &str, interval: Duration, mut leave: watch::Receiver<bool>) {
+    pub(crate) async fn run(mut self, member_id: &str, interval: Duration, mut leave: watch::Receiver<bool>) {
         let instance_id = uuid::Uuid::new_v4().to_string();
         let mut membership = Membership::new(member_id, &instance_id, wall_clock_millis(), interval);
         let mut is_leaving = false;
         while !membership.is_over() {
             let events = self.step(&mut membership).await;
-            self.report(&membership, events);
+            self.report(&membership, events.clone());
             if membership.is_over() {
                 break;
             }
-            let asked_to_leave = rest(&membership, &mut leave, is_leaving).await;
+            self.take_over(member_id, &events).await;
+            let asked_to_leave = self.rest(member_id, &membership, &mut leave, is_leaving).await;
             if asked_to_leave {
                 is_leaving = true;
                 membership.leave(Instant::now());
@@ -116,22 +122,52 @@ impl Consumer {
             over: membership.is_over(),
         });
     }
-}
 
-/// Waits until there is something to say: the interval is over, a drain has finished, the lease ends.
-/// `true`: it shall leave now.
-async fn rest(membership: &Membership, leave: &mut watch::Receiver<bool>, is_leaving: bool) -> bool {
-    let now = Instant::now();
-    let next = [
-        Some(now + membership.interval()),
-        membership.next_finished_drain().filter(|at| *at > now),
-        membership.lease_ends(),
-    ];
-    let wake = next.into_iter().flatten().min().unwrap_or(now);
-    tokio::select! {
-        () = sleep_until(Timer::from_std(wake)) => false,
-        // An error means that whoever could ask is gone: a reason to leave as well.
-        _ = leave.wait_for(|leave| *leave), if !is_leaving => true,
+    /// Reads records until there is something to say: the interval is over, a drain has finished, the lease
+    /// ends. `true`: it shall leave now.
+    async fn rest(
+        &mut self,
+        member_id: &str,
+        membership: &Membership,
+        leave: &mut watch::Receiver<bool>,
+        is_leaving: bool,
+    ) -> bool {
+        let now = Instant::now();
+        let next = [
+            Some(now + membership.interval()),
+            membership.next_finished_drain().filter(|at| *at > now),
+            membership.lease_ends(),
+        ];
+        let wake = Timer::from_std(next.into_iter().flatten().min().unwrap_or(now));
+        loop {
+            tokio::select! {
+                biased;
+                () = sleep_until(wake) => return false,
+                // An error means that whoever could ask is gone: a reason to leave as well.
+                _ = leave.wait_for(|leave| *leave), if !is_leaving => return true,
+                () = sleep(READ_EVERY) => {}
+            }
+            self.read(member_id, membership.reading()).await;
+        }
+    }
+
+    async fn read(&mut self, member_id: &str, shards: &Shards) {
+        if let Some(records) = &mut self.records
+            && let Err(error) = records.read(member_id, shards).await
+        {
+            tracing::debug!(member_id, %error, "records could not be read");
+        }
+    }
+
+    async fn take_over(&mut self, member_id: &str, events: &[Event]) {
+        let Some(records) = &mut self.records else { return };
+        for event in events {
+            if let Event::Started(shards) = event
+                && let Err(error) = records.take_over(member_id, shards).await
+            {
+                tracing::debug!(member_id, %error, "pending records could not be taken over");
+            }
+        }
     }
 }
 

@@ -6,7 +6,9 @@ mod cast;
 mod consumer;
 mod membership;
 mod private_redis;
+mod records;
 mod screen;
+mod signals;
 mod stage;
 
 use std::io::ErrorKind;
@@ -25,7 +27,9 @@ use crate::serve::Running;
 use crate::{logging, panics, recorder};
 
 use private_redis::PrivateRedis;
+use records::Records;
 use screen::Screen;
+use signals::Signals;
 use stage::Stage;
 
 const STREAM: &str = "demo";
@@ -71,8 +75,10 @@ fn loopback_address(text: &str) -> Result<SocketAddr, &'static str> {
 pub(crate) fn run(arguments: DevArguments) -> anyhow::Result<ExitCode> {
     refuse_taken_address(arguments.listen)?;
     actix_rt::System::new().block_on(async {
+        // First of all, so that a signal during the start leaves nothing behind.
+        let mut signals = Signals::listen()?;
         let (mut redis, store) = start_redis().await;
-        let shown = show(&arguments, redis.as_mut(), &store).await;
+        let shown = show(&arguments, redis.as_mut(), &store, &mut signals).await;
         // Last, so that what the coordinator still has to record can be recorded.
         if let Some(redis) = redis {
             redis.stop().await;
@@ -122,26 +128,38 @@ fn configuration(arguments: &DevArguments, redis_port: Option<u16>) -> anyhow::R
     Ok(config::load(&sources)?.config)
 }
 
-async fn show(arguments: &DevArguments, redis: Option<&mut PrivateRedis>, store: &str) -> anyhow::Result<()> {
-    let config = configuration(arguments, redis.as_ref().map(|redis| redis.port()))?;
+async fn show(
+    arguments: &DevArguments,
+    redis: Option<&mut PrivateRedis>,
+    store: &str,
+    signals: &mut Signals,
+) -> anyhow::Result<()> {
+    let port = redis.as_ref().map(|redis| redis.port());
+    let config = configuration(arguments, port)?;
     logging::init_logging(&config.telemetry)?;
     panics::log();
-    let coordinator = Running::start(&config, recorder::install()?)?;
-    let address = coordinator.address;
-    let api = format!("http://{address}/coord/v1");
+    let running = Running::start(&config, recorder::install()?)?;
+    let api = format!("http://{}/coord/v1", running.address);
     let http = reqwest::Client::builder().no_proxy().build()?;
     let result = async {
         create_stream(&http, &api).await?;
+        let records = match port {
+            Some(port) => Some(Records::connect(port).await.context("the private redis-server")?),
+            None => None,
+        };
         let mut screen = Screen::new();
-        screen.say(&introduction(&config.coordination, address, store));
+        screen.say(&introduction(&config.coordination, running.address, store));
+        let group_url = format!("{api}/streams/{STREAM}/groups/{GROUP}");
         let interval = config.coordination.heartbeat_interval;
-        let group_path = format!("streams/{STREAM}/groups/{GROUP}");
-        let mut stage = Stage::new(screen, http, format!("{api}/{group_path}"), interval);
-        stage.play(arguments.seconds, redis).await
+        Stage::new(screen, http, group_url, interval, records).play(arguments.seconds, redis, signals).await;
+        Ok(())
     }
     .await;
-    coordinator.coordinator.begin_termination();
-    coordinator.stop(&config.server).await;
+    running.coordinator.begin_termination();
+    tokio::select! {
+        _ = running.stop(&config.server) => {}
+        () = signals.next() => {}
+    }
     result
 }
 
@@ -180,11 +198,13 @@ fn introduction(timing: &CoordinationConfig, address: SocketAddr, store: &str) -
          {:13}curl -s http://{address}/coord/v1/monitoring/{group}/assignments\n\
          {:13}curl -s http://{address}/coord/v1/{group}/producer-routing\n\
          columns      one per shard: A consumer-a reads it, a consumer-a drains it,\n\
-         {:13}x its reader crashed, . nobody, # two readers (never)\n",
+         {:13}x its reader crashed, . nobody, # two readers (never);\n\
+         {:13}read/sent, with redis: records of a producer that routes by what it is told\n",
         text(timing.heartbeat_interval),
         text(timing.member_lease_ttl),
         text(usual.heartbeat_interval),
         text(usual.member_lease_ttl),
+        "",
         "",
         "",
         "",

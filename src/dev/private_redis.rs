@@ -66,17 +66,17 @@ impl PrivateRedis {
     /// # Errors
     /// When it cannot be started or does not answer in time; the sentence carries its last log lines.
     pub(crate) async fn start(program: &Path) -> anyhow::Result<Self> {
-        let mut attempts = ATTEMPTS;
+        let deadline = Instant::now() + START;
+        let mut attempts = 1;
         loop {
-            attempts -= 1;
-            match Self::try_start(program).await {
-                Err(_) if attempts > 0 => {}
+            match Self::try_start(program, deadline).await {
+                Err(_) if attempts < ATTEMPTS && Instant::now() < deadline => attempts += 1,
                 result => return result,
             }
         }
     }
 
-    async fn try_start(program: &Path) -> anyhow::Result<Self> {
+    async fn try_start(program: &Path, deadline: Instant) -> anyhow::Result<Self> {
         let directory = TempDir::with_prefix("rsc-dev-")?;
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut guard = Command::new("/bin/sh")
@@ -94,7 +94,7 @@ impl PrivateRedis {
             .context("a shell to run redis-server under")?;
         let pipe = guard.stdin.take();
         let mut server = PrivateRedis { guard, pipe, port, directory };
-        if server.answers().await {
+        if server.answers(deadline).await {
             return Ok(server);
         }
         let log = std::fs::read_to_string(server.directory.path().join("redis.log")).unwrap_or_default();
@@ -104,8 +104,7 @@ impl PrivateRedis {
     }
 
     /// Waits until the server answers; `false` if it ends before, or takes too long.
-    async fn answers(&mut self) -> bool {
-        let deadline = Instant::now() + START;
+    async fn answers(&mut self, deadline: Instant) -> bool {
         while Instant::now() < deadline {
             if self.guard.try_wait().ok().flatten().is_some() {
                 return false;

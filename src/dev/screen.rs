@@ -51,12 +51,14 @@ impl Screen {
         self.say(&text);
     }
 
-    /// The line of this second. `state`: what the coordinator calls the group's state.
-    pub(crate) fn row(&mut self, board: &Board, state: &str) {
+    /// The line of this second. `state`: what the coordinator calls the group's state; `records`: how many
+    /// were read and sent, where there are any.
+    pub(crate) fn row(&mut self, board: &Board, state: &str, records: Option<(u64, u64)>) {
         let cells = board.cells(Instant::now());
         if self.rows.is_multiple_of(ROWS_PER_HEAD) {
+            let read = if records.is_some() { "   read/sent" } else { "" };
             let head: String = (0..cells.len()).map(|shard| format!("{shard:>3}")).collect();
-            let text = self.paint(DIM, &format!("{:>5} {:<12}{head}  shards each", "time", "group"));
+            let text = self.paint(DIM, &format!("{:>5} {:<12}{head}  shards each{read}", "time", "group"));
             self.say(&text);
         }
         self.rows += 1;
@@ -67,10 +69,12 @@ impl Screen {
             .enumerate()
             .map(|(index, count)| {
                 let count = count.map_or_else(|| "-".to_owned(), |count| count.to_string());
-                self.paint(COLOURS[index], &format!(" {}{count:>3}", LETTERS[index]))
+                self.paint(COLOURS[index], &format!(" {}{count:>2}", LETTERS[index]))
             })
             .collect();
-        self.say(&format!("{} {state:<12}{cells} {counts}", self.time()));
+        let records =
+            records.map(|(read, sent)| format!("{:>12}", format!("{read}/{sent}"))).unwrap_or_default();
+        self.say(&format!("{} {state:<12}{cells} {counts}{records}", self.time()));
     }
 
     fn cell(&self, cell: Cell) -> String {

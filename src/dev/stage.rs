@@ -4,8 +4,8 @@ use std::future::pending;
 use std::time::{Duration, Instant};
 
 use rsc_protocol::admin::GroupResponse;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::SHARDS;
@@ -13,7 +13,9 @@ use super::board::{Board, Line, Mark};
 use super::cast::{self, Act, Cast, NAMES};
 use super::consumer::Report;
 use super::private_redis::PrivateRedis;
+use super::records::Records;
 use super::screen::Screen;
+use super::signals::Signals;
 
 /// Everybody gets this long to leave at the end.
 const FAREWELL: Duration = Duration::from_secs(4);
@@ -27,46 +29,47 @@ pub(crate) struct Stage {
     cast: Cast,
     reports: mpsc::UnboundedReceiver<Report>,
     group_state: watch::Receiver<String>,
-    asker: tokio::task::JoinHandle<()>,
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        self.asker.abort();
-    }
+    records: Option<Records>,
+    /// What goes on beside: asking for the group's state, publishing. Ends with this.
+    _beside: JoinSet<()>,
 }
 
 impl Stage {
-    /// The demo before its first second. `group_url`: where the group is found over HTTP.
+    /// The demo before its first second. `group_url`: where the group is found over HTTP; `records`: the way
+    /// to the streams, where there are any.
     pub(crate) fn new(
         screen: Screen,
         http: reqwest::Client,
         group_url: String,
         heartbeat_interval: Duration,
+        records: Option<Records>,
     ) -> Self {
         let (speak, reports) = mpsc::unbounded_channel();
         let (tell, group_state) = watch::channel(String::new());
+        let mut beside = JoinSet::new();
+        beside.spawn(ask_for_state(http.clone(), group_url.clone(), tell));
+        if let Some(records) = records.clone() {
+            beside.spawn(records.publish(http.clone(), group_url.clone()));
+        }
         Stage {
             screen,
             board: Board::new(&NAMES, SHARDS),
-            asker: tokio::spawn(ask_for_state(http.clone(), group_url.clone(), tell)),
-            cast: Cast::new(group_url, http, heartbeat_interval, speak),
+            cast: Cast::new(group_url, http, heartbeat_interval, records.clone(), speak),
             reports,
             group_state,
+            records,
+            _beside: beside,
         }
     }
 
     /// Plays until a signal comes, `seconds` are over, or nobody reads standard output any more; then
     /// everybody leaves.
-    ///
-    /// # Errors
-    /// When signals cannot be listened for.
     pub(crate) async fn play(
         &mut self,
         seconds: Option<u64>,
         mut redis: Option<&mut PrivateRedis>,
-    ) -> anyhow::Result<()> {
-        let mut signals = Signals::listen()?;
+        signals: &mut Signals,
+    ) {
         let mut second = interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut passed = 0;
@@ -85,8 +88,7 @@ impl Stage {
                 }
             }
         }
-        self.farewell(&mut signals).await;
-        Ok(())
+        self.farewell(signals).await;
     }
 
     /// What happens in second `second`, and its line.
@@ -95,7 +97,7 @@ impl Stage {
             self.act(act, index);
         }
         let state = self.group_state.borrow().clone();
-        self.screen.row(&self.board, &state);
+        self.screen.row(&self.board, &state, self.records.as_ref().map(Records::counts));
     }
 
     fn act(&mut self, act: Act, index: usize) {
@@ -146,26 +148,6 @@ async fn death_of(redis: &mut Option<&mut PrivateRedis>) -> String {
     let how = running.died().await;
     *redis = None;
     how
-}
-
-/// What asks this process to end.
-struct Signals([Signal; 3]);
-
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let [interrupt, terminate, hangup] = kinds.map(signal);
-        Ok(Signals([interrupt?, terminate?, hangup?]))
-    }
-
-    async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
 }
 
 /// Keeps `tell` at what the coordinator calls the group's state.
