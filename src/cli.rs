@@ -65,11 +65,7 @@ impl ConfigArguments {
     /// These flags together with the environment of this process.
     pub(crate) fn sources(&self) -> Sources {
         let one = |name, key, value: &Option<String>| {
-            value.as_ref().map(|value| Flag {
-                name,
-                key,
-                value: value.as_str().into(),
-            })
+            value.as_ref().map(|value| Flag { name, key, value: value.as_str().into() })
         };
         let urls = (!self.redis_url.is_empty()).then(|| Flag {
             name: "--redis-url",
@@ -114,15 +110,10 @@ mod tests {
             "--redis-url",
             "redis://b",
         ]);
-        let Command::Serve(arguments) = cli.command else {
-            panic!("serve was asked for")
-        };
+        let Command::Serve(arguments) = cli.command else { panic!("serve was asked for") };
         let sources = arguments.sources();
         let flags: Vec<_> = sources.flags.iter().map(|flag| (flag.name, flag.key)).collect();
-        assert_eq!(
-            flags,
-            [("--listen", "server.listen"), ("--redis-url", "redis.urls")]
-        );
+        assert_eq!(flags, [("--listen", "server.listen"), ("--redis-url", "redis.urls")]);
         assert!(!sources.insecure);
     }
 }

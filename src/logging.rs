@@ -13,9 +13,7 @@ use crate::config::{LogFormat, TelemetryConfig};
 /// When the filter cannot be read (a checked configuration has none such) or logging has been started.
 pub(crate) fn init_logging(telemetry: &TelemetryConfig) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&telemetry.log_filter).context("telemetry.log-filter")?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match telemetry.log_format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),

@@ -73,44 +73,20 @@ fn later_layers_win() {
     ];
 
     let defaults = show(&[], &[]);
-    assert_eq!(
-        value(&defaults, "server", "listen").as_str(),
-        Some("127.0.0.1:8080")
-    );
-    assert_eq!(
-        value(&defaults, "store", "key-prefix").as_str(),
-        Some("redis-stream:coord")
-    );
+    assert_eq!(value(&defaults, "server", "listen").as_str(), Some("127.0.0.1:8080"));
+    assert_eq!(value(&defaults, "store", "key-prefix").as_str(), Some("redis-stream:coord"));
 
     let with_file = show(&config, &[]);
-    assert_eq!(
-        value(&with_file, "server", "listen").as_str(),
-        Some("127.0.0.2:1")
-    );
+    assert_eq!(value(&with_file, "server", "listen").as_str(), Some("127.0.0.2:1"));
     assert_eq!(value(&with_file, "server", "workers").as_integer(), Some(2));
     assert_eq!(value(&with_file, "store", "type").as_str(), Some("memory"));
-    assert_eq!(
-        value(&with_file, "coordination", "member-lease-ttl").as_str(),
-        Some("15s")
-    );
+    assert_eq!(value(&with_file, "coordination", "member-lease-ttl").as_str(), Some("15s"));
 
     let with_environment = show(&config, &environment);
-    assert_eq!(
-        value(&with_environment, "server", "listen").as_str(),
-        Some("127.0.0.3:1")
-    );
-    assert_eq!(
-        value(&with_environment, "store", "key-prefix").as_str(),
-        Some("from-environment")
-    );
-    assert_eq!(
-        value(&with_environment, "redis", "urls")[0].as_str(),
-        Some("redis://environment")
-    );
-    assert_eq!(
-        value(&with_environment, "telemetry", "log-filter").as_str(),
-        Some("debug")
-    );
+    assert_eq!(value(&with_environment, "server", "listen").as_str(), Some("127.0.0.3:1"));
+    assert_eq!(value(&with_environment, "store", "key-prefix").as_str(), Some("from-environment"));
+    assert_eq!(value(&with_environment, "redis", "urls")[0].as_str(), Some("redis://environment"));
+    assert_eq!(value(&with_environment, "telemetry", "log-filter").as_str(), Some("debug"));
 
     let flags = [
         "--listen",
@@ -125,23 +101,14 @@ fn later_layers_win() {
     let with_flags = show(&[&config[..], &flags[..]].concat(), &environment);
     assert_eq!(value(&with_flags, "server", "listen").as_str(), Some("[::1]:4"));
     assert_eq!(value(&with_flags, "store", "type").as_str(), Some("redis"));
-    assert_eq!(
-        value(&with_flags, "redis", "urls")[0].as_str(),
-        Some("redis://flag")
-    );
+    assert_eq!(value(&with_flags, "redis", "urls")[0].as_str(), Some("redis://flag"));
     assert_eq!(value(&with_flags, "redis", "urls").as_array().unwrap().len(), 1);
-    assert_eq!(
-        value(&with_flags, "store", "key-prefix").as_str(),
-        Some("from-environment")
-    );
+    assert_eq!(value(&with_flags, "store", "key-prefix").as_str(), Some("from-environment"));
 }
 
 #[test]
 fn check_says_in_one_line_what_it_looked_at() {
-    let output = rsc(
-        &["config", "check", "--store", "memory"],
-        &[("RSC_SERVER__WORKERS", "2")],
-    );
+    let output = rsc(&["config", "check", "--store", "memory"], &[("RSC_SERVER__WORKERS", "2")]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(
         text(&output.stdout),
@@ -153,10 +120,7 @@ fn check_says_in_one_line_what_it_looked_at() {
 #[test]
 fn what_is_shown_loads_again_without_secrets() {
     let directory = TempDir::new().unwrap();
-    let secrets = [
-        ("RSC_REDIS__URLS", "redis://app:hunter2@host:7/1"),
-        ("RSC_SERVER__INSTANCE_ID", "007"),
-    ];
+    let secrets = [("RSC_REDIS__URLS", "redis://app:hunter2@host:7/1"), ("RSC_SERVER__INSTANCE_ID", "007")];
     let shown = rsc(&["config", "show"], &secrets);
     assert!(!text(&shown.stdout).contains("hunter2"));
     assert!(text(&shown.stdout).contains("redis://app:***@host:7/1"));
@@ -169,10 +133,7 @@ fn what_is_shown_loads_again_without_secrets() {
 #[test]
 fn the_shipped_file_shows_the_defaults() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/rsc.toml");
-    assert_eq!(
-        show(&["--config", shipped.to_str().unwrap()], &[]),
-        show(&[], &[])
-    );
+    assert_eq!(show(&["--config", shipped.to_str().unwrap()], &[]), show(&[], &[]));
 }
 
 #[test]
@@ -180,10 +141,7 @@ fn unknown_keys_are_named_with_their_origin() {
     let directory = TempDir::new().unwrap();
     let path = file(&directory, "[coordination]\nmember-lease = \"5s\"\n");
     let sentence = refusal(&["--config", path.to_str().unwrap()], &[]);
-    assert!(
-        sentence.starts_with("coordination.member-lease (file /"),
-        "{sentence}"
-    );
+    assert!(sentence.starts_with("coordination.member-lease (file /"), "{sentence}");
     assert!(
         sentence.contains("test.toml): unknown key; [coordination] has heartbeat-interval, "),
         "{sentence}"
@@ -193,11 +151,7 @@ fn unknown_keys_are_named_with_their_origin() {
         refusal(&[], &[("RSC_STORE__KIND", "memory")]),
         "store.kind (environment variable RSC_STORE__KIND): unknown key; [store] has key-prefix, type"
     );
-    assert!(
-        rsc(&["config", "check"], &[("RSC_FOO", "1"), ("RSC_STORE", "x")])
-            .status
-            .success()
-    );
+    assert!(rsc(&["config", "check"], &[("RSC_FOO", "1"), ("RSC_STORE", "x")]).status.success());
 }
 
 #[test]
@@ -226,21 +180,13 @@ fn bad_values_are_named_with_their_origin() {
             "nowhere",
             "server.listen (flag --listen): \"nowhere\" is not an IP address with a port",
         ),
-        (
-            "--store",
-            "disk",
-            "store.type (flag --store): \"disk\" is not known; write `redis` or `memory`",
-        ),
+        ("--store", "disk", "store.type (flag --store): \"disk\" is not known; write `redis` or `memory`"),
         (
             "--redis-mode",
             "ring",
             "redis.mode (flag --redis-mode): \"ring\" is not known; write one of `standalone`",
         ),
-        (
-            "--redis-url",
-            "http://h",
-            "redis.urls[0] (flag --redis-url): does not begin with redis://",
-        ),
+        ("--redis-url", "http://h", "redis.urls[0] (flag --redis-url): does not begin with redis://"),
     ] {
         let found = refusal(&[flag, text], &[]);
         assert!(found.starts_with(sentence), "{found}");
@@ -251,18 +197,10 @@ fn bad_values_are_named_with_their_origin() {
 fn contradictions_name_both_sides() {
     let directory = TempDir::new().unwrap();
     let path = file(&directory, "coordination.heartbeat-interval = \"4s\"");
-    let sentence = refusal(
-        &["--config", path.to_str().unwrap()],
-        &[("RSC_COORDINATION__MEMBER_LEASE_TTL", "7s")],
-    );
-    assert!(
-        sentence.starts_with("coordination.member-lease-ttl (environment variable RSC_"),
-        "{sentence}"
-    );
-    assert!(
-        sentence.contains("coordination.heartbeat-interval = 4s (file /"),
-        "{sentence}"
-    );
+    let sentence =
+        refusal(&["--config", path.to_str().unwrap()], &[("RSC_COORDINATION__MEMBER_LEASE_TTL", "7s")]);
+    assert!(sentence.starts_with("coordination.member-lease-ttl (environment variable RSC_"), "{sentence}");
+    assert!(sentence.contains("coordination.heartbeat-interval = 4s (file /"), "{sentence}");
     assert!(sentence.ends_with("at least 8s is allowed"), "{sentence}");
 }
 
@@ -279,17 +217,11 @@ fn files_that_cannot_be_used_are_named() {
 
     let path = file(&directory, "[server]\nworkers = 2\nworkers = 3\n");
     let sentence = refusal(&["--config", path.to_str().unwrap()], &[]);
-    assert!(
-        sentence.contains("test.toml, line 3: not valid TOML: duplicate key"),
-        "{sentence}"
-    );
+    assert!(sentence.contains("test.toml, line 3: not valid TOML: duplicate key"), "{sentence}");
 
     let path = file(&directory, "[redis]\n\npassword = \"hunter2");
     let sentence = refusal(&["--config", path.to_str().unwrap()], &[]);
-    assert!(
-        sentence.contains("line 3") && !sentence.contains("hunter2"),
-        "{sentence}"
-    );
+    assert!(sentence.contains("line 3") && !sentence.contains("hunter2"), "{sentence}");
 
     let sentence = refusal(&["--config", "/nowhere/rsc.toml"], &[]);
     assert!(
@@ -307,15 +239,9 @@ fn files_that_cannot_be_used_are_named() {
 
 #[test]
 fn does_not_start_on_an_address_that_others_can_reach() {
-    for arguments in [
-        &["--listen", "0.0.0.0:0"][..],
-        &["--listen", "[::]:0", "--insecure"],
-    ] {
+    for arguments in [&["--listen", "0.0.0.0:0"][..], &["--listen", "[::]:0", "--insecure"]] {
         let sentence = refusal(arguments, &[]);
-        assert!(
-            sentence.starts_with("server.listen (flag --listen): "),
-            "{sentence}"
-        );
+        assert!(sentence.starts_with("server.listen (flag --listen): "), "{sentence}");
         assert!(sentence.contains("loopback addresses only"), "{sentence}");
     }
     let sentence = refusal(&[], &[("RSC_SECURITY__TOKEN_SECRET", "hunter2")]);
@@ -328,21 +254,12 @@ fn does_not_start_on_an_address_that_others_can_reach() {
 
 #[test]
 fn bad_arguments_end_with_2_and_version_and_help_with_0() {
-    for arguments in [
-        &[][..],
-        &["fly"],
-        &["serve", "--colour", "red"],
-        &["config"],
-        &["serve", "--config"],
-    ] {
+    for arguments in [&[][..], &["fly"], &["serve", "--colour", "red"], &["config"], &["serve", "--config"]] {
         assert_eq!(rsc(arguments, &[]).status.code(), Some(2), "{arguments:?}");
     }
     let version = rsc(&["--version"], &[]);
     assert_eq!(version.status.code(), Some(0));
-    assert_eq!(
-        text(&version.stdout),
-        format!("rsc {}\n", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(text(&version.stdout), format!("rsc {}\n", env!("CARGO_PKG_VERSION")));
     assert!(text(&rsc(&["serve", "--help"], &[]).stdout).contains("--redis-url"));
 }
 

@@ -100,10 +100,7 @@ impl MemberState {
     /// Whether the member counts: `STARTING`, `ACTIVE` or `LEAVING`.
     #[must_use]
     pub fn is_live(self) -> bool {
-        matches!(
-            self,
-            MemberState::Starting | MemberState::Active | MemberState::Leaving
-        )
+        matches!(self, MemberState::Starting | MemberState::Active | MemberState::Leaving)
     }
 
     /// Whether shards are assigned to the member: `STARTING` or `ACTIVE`.

@@ -163,11 +163,7 @@ impl ErrorBody {
     /// A body for `code` with a sentence for people.
     #[must_use]
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        ErrorBody {
-            status: code.status_text().to_owned(),
-            error_code: code,
-            message: message.into(),
-        }
+        ErrorBody { status: code.status_text().to_owned(), error_code: code, message: message.into() }
     }
 }
 
@@ -180,10 +176,7 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for code in ErrorCode::ALL {
             assert!(seen.insert(code.as_str()), "{code:?} twice");
-            assert_eq!(
-                serde_json::to_string(code).unwrap(),
-                format!("\"{}\"", code.as_str())
-            );
+            assert_eq!(serde_json::to_string(code).unwrap(), format!("\"{}\"", code.as_str()));
         }
     }
 
@@ -201,11 +194,7 @@ mod tests {
     #[test]
     fn every_http_status_has_its_own_reason() {
         for code in ErrorCode::ALL {
-            assert_eq!(
-                code.http_status() == 500,
-                code.status_text() == "INTERNAL_SERVER_ERROR",
-                "{code:?}"
-            );
+            assert_eq!(code.http_status() == 500, code.status_text() == "INTERNAL_SERVER_ERROR", "{code:?}");
         }
     }
 

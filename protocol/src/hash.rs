@@ -7,10 +7,7 @@ const SLOT_CRC: crc::Crc<u16> = crc::Crc::<u16>::new(&crc::CRC_16_XMODEM);
 
 /// MurmurHash3 x86 32-bit of `bytes`.
 #[must_use]
-#[expect(
-    clippy::expect_used,
-    reason = "reading from a byte slice in memory has no error to return"
-)]
+#[expect(clippy::expect_used, reason = "reading from a byte slice in memory has no error to return")]
 pub fn murmur3_32(mut bytes: &[u8], seed: u32) -> u32 {
     murmur3::murmur3_32(&mut bytes, seed).expect("reading from a slice cannot fail")
 }

@@ -43,11 +43,7 @@ pub struct HeartbeatRequest {
     #[serde(default, deserialize_with = "null_is_empty")]
     pub revoking_shards: Vec<RevokingReport>,
     /// How far the member has read, per shard; for people.
-    #[serde(
-        default,
-        deserialize_with = "null_is_empty",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub shard_progress: Vec<ShardProgress>,
     /// Random per start of the client process (addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -217,10 +213,7 @@ impl HeartbeatRequest {
         for (field, text, must_not_be_empty) in texts {
             let Some(text) = text else { continue };
             if text.len() > MAX_NAME_BYTES {
-                return Err(HeartbeatError::TextTooLong {
-                    field,
-                    bytes: text.len(),
-                });
+                return Err(HeartbeatError::TextTooLong { field, bytes: text.len() });
             }
             if must_not_be_empty && text.is_empty() {
                 return Err(HeartbeatError::TextEmpty { field });

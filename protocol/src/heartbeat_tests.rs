@@ -29,15 +29,9 @@ fn the_smallest_request_of_an_old_client() {
 #[test]
 fn unknown_fields_and_nulls_for_optional_ones_are_fine() {
     let mut body = with("futureField", serde_json::json!({"a": [1]}));
-    for optional in [
-        "memberName",
-        "revokingShards",
-        "shardProgress",
-        "instanceId",
-        "metadataToken",
-        "sequence",
-        "waitMs",
-    ] {
+    for optional in
+        ["memberName", "revokingShards", "shardProgress", "instanceId", "metadataToken", "sequence", "waitMs"]
+    {
         body[optional] = serde_json::Value::Null;
     }
     parse(body).unwrap();
@@ -47,11 +41,7 @@ fn unknown_fields_and_nulls_for_optional_ones_are_fine() {
 fn request_id_has_1_to_128_characters() {
     parse(with("requestId", "é".repeat(128).into())).unwrap();
     for bad in [String::new(), "x".repeat(129)] {
-        assert!(
-            parse(with("requestId", bad.into()))
-                .unwrap_err()
-                .contains("requestId")
-        );
+        assert!(parse(with("requestId", bad.into())).unwrap_err().contains("requestId"));
     }
 }
 
@@ -60,11 +50,7 @@ fn a_shard_appears_at_most_once() {
     let mut body = with("ownedShards", serde_json::json!([{"shardIndex": 3}]));
     body["revokingShards"] =
         serde_json::json!([{"shard": {"shardIndex": 3}, "state": "DRAINING", "inFlight": 1}]);
-    assert!(
-        parse(body)
-            .unwrap_err()
-            .contains("shard 3 appears more than once")
-    );
+    assert!(parse(body).unwrap_err().contains("shard 3 appears more than once"));
     let twice = serde_json::json!([{"shardIndex": 1}, {"shardIndex": 1}]);
     assert!(parse(with("ownedShards", twice)).is_err());
 }
@@ -73,10 +59,7 @@ fn a_shard_appears_at_most_once() {
 fn values_out_of_range_are_refused() {
     for (field, value) in [
         ("ownedShards", serde_json::json!([{"shardIndex": -1}])),
-        (
-            "ownedShards",
-            serde_json::json!([{"shardIndex": 2_147_483_648_u64}]),
-        ),
+        ("ownedShards", serde_json::json!([{"shardIndex": 2_147_483_648_u64}])),
         ("ownedShards", serde_json::json!([{"shardIndex": 1.5}])),
         ("ownedShards", serde_json::json!([{"shardIndex": "1"}])),
         ("ownedShards", serde_json::json!(null)),
@@ -99,10 +82,7 @@ fn values_out_of_range_are_refused() {
             "runtimeConsumerCapacity",
             serde_json::json!({"runtimeMaxConcurrency": 1, "availableConcurrency": -1}),
         ),
-        (
-            "revokingShards",
-            serde_json::json!([{"shard": {"shardIndex": 1}, "state": "GONE", "inFlight": 0}]),
-        ),
+        ("revokingShards", serde_json::json!([{"shard": {"shardIndex": 1}, "state": "GONE", "inFlight": 0}])),
         ("protocolVersion", serde_json::json!(null)),
     ] {
         assert!(parse(with(field, value.clone())).is_err(), "{field}: {value}");

@@ -13,9 +13,7 @@ pub struct Keys {
 
 impl Default for Keys {
     fn default() -> Self {
-        Keys {
-            prefix: DEFAULT_KEY_PREFIX.to_owned(),
-        }
+        Keys { prefix: DEFAULT_KEY_PREFIX.to_owned() }
     }
 }
 
@@ -81,9 +79,7 @@ impl Keys {
     /// `None` for any other key. Which pair it is only the record itself can say.
     #[must_use]
     pub fn joined_of_metadata<'a>(&self, key: &'a str) -> Option<&'a str> {
-        key.strip_prefix(&self.prefix)?
-            .strip_prefix(":{")?
-            .strip_suffix("}:metadata")
+        key.strip_prefix(&self.prefix)?.strip_prefix(":{")?.strip_suffix("}:metadata")
     }
 
     /// Every pair whose metadata key is `key`: one for each colon that can separate the two names. The
@@ -120,24 +116,12 @@ mod tests {
     fn names_every_key_of_a_group_in_one_slot() {
         let keys = Keys::default();
         let group = GroupKey::new("orders", "billing").unwrap();
-        assert_eq!(
-            keys.metadata(&group),
-            "redis-stream:coord:{orders:billing}:metadata"
-        );
+        assert_eq!(keys.metadata(&group), "redis-stream:coord:{orders:billing}:metadata");
         assert_eq!(keys.mutex(&group), "redis-stream:coord:{orders:billing}:mutex");
-        assert_eq!(
-            keys.history(&group),
-            "redis-stream:coord:{orders:billing}:history"
-        );
-        assert_eq!(
-            keys.tombstone(&group),
-            "redis-stream:coord:{orders:billing}:tombstone"
-        );
+        assert_eq!(keys.history(&group), "redis-stream:coord:{orders:billing}:history");
+        assert_eq!(keys.tombstone(&group), "redis-stream:coord:{orders:billing}:tombstone");
         assert_eq!(keys.groups(), "redis-stream:coord:groups");
-        assert_eq!(
-            keys.stream_mutex("orders"),
-            "redis-stream:coord:{orders}:stream-mutex"
-        );
+        assert_eq!(keys.stream_mutex("orders"), "redis-stream:coord:{orders}:stream-mutex");
         assert_eq!(shard_key("orders", 11), "orders:11");
         assert_eq!(stream_key_pattern("orders"), "orders:{shardIndex}");
     }
@@ -146,19 +130,10 @@ mod tests {
     fn metadata_keys_lead_back_to_every_possible_pair() {
         let keys = Keys::default();
         let pairs = keys.pairs_of_metadata("redis-stream:coord:{a:b:c}:metadata");
-        assert_eq!(
-            pairs,
-            [
-                GroupKey::new("a", "b:c").unwrap(),
-                GroupKey::new("a:b", "c").unwrap()
-            ]
-        );
+        assert_eq!(pairs, [GroupKey::new("a", "b:c").unwrap(), GroupKey::new("a:b", "c").unwrap()]);
         assert!(keys.pairs_of_metadata("redis-stream:coord:groups").is_empty());
         assert!(keys.pairs_of_metadata("other:{a:b}:metadata").is_empty());
-        assert!(
-            keys.pairs_of_metadata("redis-stream:coord:{a}:metadata")
-                .is_empty()
-        );
+        assert!(keys.pairs_of_metadata("redis-stream:coord:{a}:metadata").is_empty());
     }
 
     #[test]

@@ -44,16 +44,10 @@ pub enum NameError {
 
 fn check(field: &'static str, name: &str, braces_allowed: bool) -> Result<(), NameError> {
     if name.len() > MAX_NAME_BYTES {
-        return Err(NameError::TooLong {
-            field,
-            bytes: name.len(),
-        });
+        return Err(NameError::TooLong { field, bytes: name.len() });
     }
     if let Some(control) = name.chars().find(|character| character.is_control()) {
-        return Err(NameError::Control {
-            field,
-            code: control.into(),
-        });
+        return Err(NameError::Control { field, code: control.into() });
     }
     if name.chars().all(char::is_whitespace) {
         return Err(NameError::Blank { field });
@@ -115,10 +109,7 @@ impl GroupKey {
         let (stream_prefix, consumer_group) = (stream_prefix.into(), consumer_group.into());
         check_stream_prefix(&stream_prefix)?;
         check_consumer_group(&consumer_group)?;
-        Ok(GroupKey {
-            stream_prefix,
-            consumer_group,
-        })
+        Ok(GroupKey { stream_prefix, consumer_group })
     }
 
     /// The stream prefix, e.g. `orders`.
@@ -153,15 +144,7 @@ mod tests {
 
     #[test]
     fn accepts_names_people_use() {
-        for name in [
-            "orders",
-            "a:b",
-            "주문",
-            "🚚",
-            "a/b#c?d%e",
-            " spaced ",
-            &"x".repeat(512),
-        ] {
+        for name in ["orders", "a:b", "주문", "🚚", "a/b#c?d%e", " spaced ", &"x".repeat(512)] {
             assert_eq!(check_stream_prefix(name), Ok(()), "{name}");
         }
         assert_eq!(check_member_id("pod-{1}"), Ok(()));
@@ -174,22 +157,10 @@ mod tests {
         assert_eq!(check_stream_prefix(" \u{3000}"), Err(NameError::Blank { field }));
         assert_eq!(check_stream_prefix("a{b"), Err(NameError::Brace { field }));
         assert_eq!(check_stream_prefix("a}b"), Err(NameError::Brace { field }));
-        assert_eq!(
-            check_stream_prefix("a\0b"),
-            Err(NameError::Control { field, code: 0 })
-        );
-        assert_eq!(
-            check_stream_prefix("a\u{85}"),
-            Err(NameError::Control { field, code: 0x85 })
-        );
-        assert_eq!(
-            check_stream_prefix("\n"),
-            Err(NameError::Control { field, code: 10 })
-        );
-        assert_eq!(
-            check_stream_prefix(&"é".repeat(257)),
-            Err(NameError::TooLong { field, bytes: 514 })
-        );
+        assert_eq!(check_stream_prefix("a\0b"), Err(NameError::Control { field, code: 0 }));
+        assert_eq!(check_stream_prefix("a\u{85}"), Err(NameError::Control { field, code: 0x85 }));
+        assert_eq!(check_stream_prefix("\n"), Err(NameError::Control { field, code: 10 }));
+        assert_eq!(check_stream_prefix(&"é".repeat(257)), Err(NameError::TooLong { field, bytes: 514 }));
     }
 
     #[test]

@@ -61,11 +61,7 @@ impl ProducerRouting {
         let shards = (0..shard_count)
             .map(|shard_index| {
                 let stream_key = shard_key(group.stream_prefix(), shard_index);
-                RoutedShard {
-                    shard_index,
-                    redis_slot: redis_slot(&stream_key),
-                    stream_key,
-                }
+                RoutedShard { shard_index, redis_slot: redis_slot(&stream_key), stream_key }
             })
             .collect();
         ProducerRouting {

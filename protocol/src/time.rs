@@ -91,11 +91,7 @@ mod tests {
             ("\"2023-11-14T22:13:20.123456789Z\"", 1_700_000_000_123),
             ("\"2023-11-14T23:13:20+01:00\"", 1_700_000_000_000),
         ] {
-            assert_eq!(
-                serde_json::from_str::<Timestamp>(text).unwrap().as_millis(),
-                millis,
-                "{text}"
-            );
+            assert_eq!(serde_json::from_str::<Timestamp>(text).unwrap().as_millis(), millis, "{text}");
         }
     }
 
@@ -110,11 +106,7 @@ mod tests {
     fn extremes_survive_the_round_trip() {
         for instant in [Timestamp::MIN, Timestamp::MAX, Timestamp::from_millis(i64::MAX)] {
             let text = serde_json::to_string(&instant).unwrap();
-            assert_eq!(
-                serde_json::from_str::<Timestamp>(&text).unwrap(),
-                instant,
-                "{text}"
-            );
+            assert_eq!(serde_json::from_str::<Timestamp>(&text).unwrap(), instant, "{text}");
         }
     }
 }

@@ -41,10 +41,7 @@ fn vectors() -> Vectors {
 fn every_shard_row() {
     let rows = vectors().shard;
     assert_eq!(rows.len(), 151);
-    assert!(
-        rows.iter().any(|row| row.rejections > 0),
-        "the rejection path is exercised"
-    );
+    assert!(rows.iter().any(|row| row.rejections > 0), "the rejection path is exercised");
     for row in rows {
         assert_eq!(
             shard_of_counted(row.key.as_bytes(), row.shard_count),
@@ -76,11 +73,6 @@ fn every_hash_row() {
     let rows = vectors().hash;
     assert_eq!(rows.len(), 14);
     for row in rows {
-        assert_eq!(
-            murmur3_32(row.key.as_bytes(), 0),
-            row.murmur3_x86_32,
-            "key {:?}",
-            row.key
-        );
+        assert_eq!(murmur3_32(row.key.as_bytes(), 0), row.murmur3_x86_32, "key {:?}", row.key);
     }
 }

@@ -66,10 +66,8 @@ impl Check<'_> {
             }
             if id.len() > LONGEST_INSTANCE_ID {
                 let bytes = id.len();
-                return self.refuse(
-                    key,
-                    format!("has {bytes} bytes; at most {LONGEST_INSTANCE_ID} are allowed"),
-                );
+                return self
+                    .refuse(key, format!("has {bytes} bytes; at most {LONGEST_INSTANCE_ID} are allowed"));
             }
             if id.contains(char::is_control) {
                 return self.refuse(key, "contains a control character; remove it");
@@ -110,17 +108,12 @@ impl Check<'_> {
         }
         let count = redis.urls.len();
         if count != 1 {
-            return self.refuse(
-                "redis.urls",
-                format!("{count} URLs, but redis.mode standalone takes exactly one"),
-            );
+            return self
+                .refuse("redis.urls", format!("{count} URLs, but redis.mode standalone takes exactly one"));
         }
         for (key, value) in [
             ("redis.username", redis.username.as_deref()),
-            (
-                "redis.password",
-                redis.password.as_ref().map(|password| password.expose()),
-            ),
+            ("redis.password", redis.password.as_ref().map(|password| password.expose())),
         ] {
             if value.is_some_and(str::is_empty) {
                 return self.refuse(key, "is empty; write it or remove the key");
@@ -132,15 +125,8 @@ impl Check<'_> {
             .iter()
             .any(|to| to.redis_settings().username().is_some() && to.redis_settings().password().is_none())
         {
-            let key = if redis.username.is_some() {
-                "redis.username"
-            } else {
-                "redis.urls"
-            };
-            return self.refuse(
-                key,
-                "a user without a password; add redis.password or remove the user",
-            );
+            let key = if redis.username.is_some() { "redis.username" } else { "redis.urls" };
+            return self.refuse(key, "a user without a password; add redis.password or remove the user");
         }
         Ok(())
     }
@@ -151,19 +137,14 @@ impl Check<'_> {
         for url in &redis.urls {
             let password = redis.password.as_ref().map(|password| password.expose());
             let twice = [
-                (
-                    "redis.username",
-                    differ(redis.username.as_deref(), url.username()),
-                ),
+                ("redis.username", differ(redis.username.as_deref(), url.username())),
                 ("redis.password", differ(password, url.password())),
                 ("redis.database", differ(redis.database, url.database())),
             ];
             for (key, differs) in twice {
                 if differs {
-                    return self.refuse(
-                        key,
-                        format!("differs from the one in redis.urls ({urls}); write it once"),
-                    );
+                    return self
+                        .refuse(key, format!("differs from the one in redis.urls ({urls}); write it once"));
                 }
             }
         }
@@ -171,14 +152,7 @@ impl Check<'_> {
     }
 
     fn durations(&self) -> Checked {
-        let Config {
-            server,
-            redis,
-            coordination,
-            producer,
-            security,
-            ..
-        } = self.config;
+        let Config { server, redis, coordination, producer, security, .. } = self.config;
         if server.shutdown_drain_delay != Duration::ZERO {
             self.duration("server.shutdown-drain-delay", server.shutdown_drain_delay)?;
         }
@@ -189,19 +163,10 @@ impl Check<'_> {
         self.duration("coordination.member-lease-ttl", coordination.member_lease_ttl)?;
         self.duration("coordination.rebalance-timeout", coordination.rebalance_timeout)?;
         self.duration("coordination.tick-interval", coordination.tick_interval)?;
-        self.duration(
-            "coordination.stale-member-retention",
-            coordination.stale_member_retention,
-        )?;
+        self.duration("coordination.stale-member-retention", coordination.stale_member_retention)?;
         self.duration("coordination.mutex-ttl", coordination.mutex_ttl)?;
-        self.duration(
-            "coordination.mutex-acquire-timeout",
-            coordination.mutex_acquire_timeout,
-        )?;
-        self.duration(
-            "coordination.index-refresh-interval",
-            coordination.index_refresh_interval,
-        )?;
+        self.duration("coordination.mutex-acquire-timeout", coordination.mutex_acquire_timeout)?;
+        self.duration("coordination.index-refresh-interval", coordination.index_refresh_interval)?;
         self.duration("producer.routing-cache-ttl", producer.routing_cache_ttl)?;
         self.duration("producer.publish-margin", producer.publish_margin)?;
         self.duration("security.token-ttl", security.token_ttl)
@@ -213,39 +178,23 @@ impl Check<'_> {
             return self.refuse(key, "0s is too short; at least 1ms is allowed");
         }
         if !value.subsec_nanos().is_multiple_of(1_000_000) {
-            return self.refuse(
-                key,
-                format!("{shown} is finer than a millisecond; write whole milliseconds"),
-            );
+            return self
+                .refuse(key, format!("{shown} is finer than a millisecond; write whole milliseconds"));
         }
         if value > LONGEST {
-            return self.refuse(
-                key,
-                format!("{shown} is longer than a year; at most 1year is allowed"),
-            );
+            return self.refuse(key, format!("{shown} is longer than a year; at most 1year is allowed"));
         }
         Ok(())
     }
 
     /// How durations must relate (protocol 10, and the ways a turn can outlast what protects it).
     fn timing(&self) -> Checked {
-        let Config {
-            server,
-            redis,
-            coordination,
-            ..
-        } = self.config;
+        let Config { server, redis, coordination, .. } = self.config;
         let heartbeat = ("coordination.heartbeat-interval", coordination.heartbeat_interval);
         let lease = ("coordination.member-lease-ttl", coordination.member_lease_ttl);
         let mutex = ("coordination.mutex-ttl", coordination.mutex_ttl);
-        let acquire = (
-            "coordination.mutex-acquire-timeout",
-            coordination.mutex_acquire_timeout,
-        );
-        let retention = (
-            "coordination.stale-member-retention",
-            coordination.stale_member_retention,
-        );
+        let acquire = ("coordination.mutex-acquire-timeout", coordination.mutex_acquire_timeout);
+        let retention = ("coordination.stale-member-retention", coordination.stale_member_retention);
         let rebalance = ("coordination.rebalance-timeout", coordination.rebalance_timeout);
         let command = ("redis.command-timeout", redis.command_timeout);
         let connect = ("redis.connect-timeout", redis.connect_timeout);
@@ -273,13 +222,7 @@ impl Check<'_> {
         if this.1 >= bound {
             Ok(())
         } else {
-            self.contradiction(
-                this,
-                "shorter",
-                name,
-                other,
-                &format!("at least {}", format_duration(bound)),
-            )
+            self.contradiction(this, "shorter", name, other, &format!("at least {}", format_duration(bound)))
         }
     }
 
@@ -293,13 +236,7 @@ impl Check<'_> {
         if this.1 <= bound {
             Ok(())
         } else {
-            self.contradiction(
-                this,
-                "longer",
-                name,
-                other,
-                &format!("at most {}", format_duration(bound)),
-            )
+            self.contradiction(this, "longer", name, other, &format!("at most {}", format_duration(bound)))
         }
     }
 
@@ -336,23 +273,9 @@ impl Check<'_> {
     }
 
     fn numbers(&self) -> Checked {
-        let Config {
-            coordination,
-            streams,
-            ..
-        } = self.config;
-        self.within(
-            "coordination.max-members-per-group",
-            coordination.max_members_per_group,
-            1,
-            100_000,
-        )?;
-        self.within(
-            "coordination.mailbox-capacity",
-            coordination.mailbox_capacity,
-            1,
-            1_000_000,
-        )?;
+        let Config { coordination, streams, .. } = self.config;
+        self.within("coordination.max-members-per-group", coordination.max_members_per_group, 1, 100_000)?;
+        self.within("coordination.mailbox-capacity", coordination.mailbox_capacity, 1, 1_000_000)?;
         self.within("streams.max-shard-count", streams.max_shard_count, 1, 100_000)?;
         let (count, most) = (streams.default_shard_count, streams.max_shard_count);
         if !(1..=most).contains(&count) {
@@ -372,10 +295,7 @@ impl Check<'_> {
         if (least..=most).contains(&value) {
             return Ok(());
         }
-        self.refuse(
-            key,
-            format!("{value} is out of range; {least} to {most} are allowed"),
-        )
+        self.refuse(key, format!("{value} is out of range; {least} to {most} are allowed"))
     }
 
     fn telemetry(&self) -> Checked {
@@ -386,10 +306,7 @@ impl Check<'_> {
         }
         match EnvFilter::try_new(filter) {
             Ok(_) => Ok(()),
-            Err(_) => self.refuse(
-                "telemetry.log-filter",
-                format!("{filter:?} is not a log filter; {form}"),
-            ),
+            Err(_) => self.refuse("telemetry.log-filter", format!("{filter:?} is not a log filter; {form}")),
         }
     }
 }

@@ -19,56 +19,19 @@ fn lease_of_two_heartbeat_intervals_at_least() {
 fn relations_hold_up_to_their_border() {
     let lease = ("RSC_COORDINATION__MEMBER_LEASE_TTL", "9s");
     for (name, allowed, refused, sentence) in [
-        (
-            "RSC_COORDINATION__REBALANCE_TIMEOUT",
-            "9s",
-            "8999ms",
-            "8s 999ms is shorter than the lease",
-        ),
-        (
-            "RSC_COORDINATION__STALE_MEMBER_RETENTION",
-            "18s",
-            "17999ms",
-            "is shorter than two leases",
-        ),
-        (
-            "RSC_COORDINATION__MUTEX_TTL",
-            "4500ms",
-            "4501ms",
-            "is longer than half a lease",
-        ),
-        (
-            "RSC_COORDINATION__MUTEX_ACQUIRE_TIMEOUT",
-            "4500ms",
-            "4501ms",
-            "is longer than half a lease",
-        ),
-        (
-            "RSC_REDIS__COMMAND_TIMEOUT",
-            "3s",
-            "3001ms",
-            "is longer than a third of a lease",
-        ),
-        (
-            "RSC_REDIS__CONNECT_TIMEOUT",
-            "3s",
-            "3001ms",
-            "is longer than a third of a lease",
-        ),
+        ("RSC_COORDINATION__REBALANCE_TIMEOUT", "9s", "8999ms", "8s 999ms is shorter than the lease"),
+        ("RSC_COORDINATION__STALE_MEMBER_RETENTION", "18s", "17999ms", "is shorter than two leases"),
+        ("RSC_COORDINATION__MUTEX_TTL", "4500ms", "4501ms", "is longer than half a lease"),
+        ("RSC_COORDINATION__MUTEX_ACQUIRE_TIMEOUT", "4500ms", "4501ms", "is longer than half a lease"),
+        ("RSC_REDIS__COMMAND_TIMEOUT", "3s", "3001ms", "is longer than a third of a lease"),
+        ("RSC_REDIS__CONNECT_TIMEOUT", "3s", "3001ms", "is longer than a third of a lease"),
     ] {
         let mutex = ("RSC_COORDINATION__MUTEX_TTL", "4s");
-        let base: &[_] = if name == mutex.0 {
-            &[lease]
-        } else {
-            &[lease, mutex]
-        };
+        let base: &[_] = if name == mutex.0 { &[lease] } else { &[lease, mutex] };
         with(&[base, &[(name, allowed)]].concat());
         let found = refusal(&[base, &[(name, refused)]].concat());
         assert!(found.contains(sentence), "{found}");
-        assert!(
-            found.contains(&format!("(environment variable {name})")),
-            "{found}"
-        );
+        assert!(found.contains(&format!("(environment variable {name})")), "{found}");
         assert!(found.contains("coordination.member-lease-ttl = 9s"), "{found}");
     }
 }
@@ -88,10 +51,7 @@ fn command_timeout_shorter_than_the_mutex_ttl() {
 fn drain_delay_within_the_shutdown_timeout() {
     with(&[("RSC_SERVER__SHUTDOWN_DRAIN_DELAY", "24s")]);
     let found = refusal(&[("RSC_SERVER__SHUTDOWN_DRAIN_DELAY", "25s")]);
-    assert!(
-        found.starts_with("server.shutdown-drain-delay (environment"),
-        "{found}"
-    );
+    assert!(found.starts_with("server.shutdown-drain-delay (environment"), "{found}");
 }
 
 #[test]
@@ -99,9 +59,8 @@ fn durations_are_not_zero_nor_finer_than_a_millisecond_nor_endless() {
     let mut seen = 0;
     for key in keys::leaves() {
         let default = serde_json::to_value(Config::default()).unwrap();
-        let default = default
-            .pointer(&format!("/{}", key.replace('.', "/")))
-            .and_then(|value| value.as_str());
+        let default =
+            default.pointer(&format!("/{}", key.replace('.', "/"))).and_then(|value| value.as_str());
         if default.is_none_or(|text| humantime::parse_duration(text).is_err())
             || key == "server.shutdown-drain-delay"
         {
@@ -110,35 +69,17 @@ fn durations_are_not_zero_nor_finer_than_a_millisecond_nor_endless() {
         seen += 1;
         let name = keys::environment_name(key);
         let is_unbuilt = ["producer.publish-margin", "security.token-ttl"].contains(&key);
-        for (text, word) in [
-            ("0s", "0s is too short"),
-            ("1500us", "finer than a millisecond"),
-            ("2years", "a year"),
-        ] {
+        for (text, word) in
+            [("0s", "0s is too short"), ("1500us", "finer than a millisecond"), ("2years", "a year")]
+        {
             let found = refusal(&[(name.as_str(), text)]);
-            assert!(
-                found.starts_with(&format!("{key} (environment variable {name}): ")),
-                "{found}"
-            );
-            assert!(
-                found.contains(if is_unbuilt {
-                    "not part of this version"
-                } else {
-                    word
-                }),
-                "{found}"
-            );
+            assert!(found.starts_with(&format!("{key} (environment variable {name}): ")), "{found}");
+            assert!(found.contains(if is_unbuilt { "not part of this version" } else { word }), "{found}");
         }
         for text in ["5", "-3s", "5 parsecs", "", "99999999999999999999s"] {
             let found = refusal(&[(name.as_str(), text)]);
-            assert!(
-                found.starts_with(&format!("{key} (environment variable {name}): ")),
-                "{found}"
-            );
-            assert!(
-                found.contains("write a duration such as 500ms, 3s or 10m"),
-                "{found}"
-            );
+            assert!(found.starts_with(&format!("{key} (environment variable {name}): ")), "{found}");
+            assert!(found.contains("write a duration such as 500ms, 3s or 10m"), "{found}");
         }
     }
     assert_eq!(seen, 14, "every duration was tried");
@@ -172,86 +113,46 @@ fn numbers_keep_to_their_range() {
         "{found}"
     );
     assert!(refusal(&[("RSC_STREAMS__MAX_SHARD_COUNT", "100001")]).contains("1 to 100000"));
-    for (text, allowed) in [
-        ("1KiB", true),
-        ("64MiB", true),
-        ("1023", false),
-        ("67108865", false),
-        ("0", false),
-    ] {
-        assert_eq!(
-            load(&environment(&[("RSC_SERVER__MAX_BODY", text)])).is_ok(),
-            allowed,
-            "{text}"
-        );
+    for (text, allowed) in
+        [("1KiB", true), ("64MiB", true), ("1023", false), ("67108865", false), ("0", false)]
+    {
+        assert_eq!(load(&environment(&[("RSC_SERVER__MAX_BODY", text)])).is_ok(), allowed, "{text}");
     }
 }
 
 #[test]
 fn listens_on_loopback_addresses_only() {
-    for address in [
-        "127.0.0.1:0",
-        "127.9.9.9:1",
-        "[::1]:8080",
-        "[::ffff:127.0.0.1]:8080",
-    ] {
+    for address in ["127.0.0.1:0", "127.9.9.9:1", "[::1]:8080", "[::ffff:127.0.0.1]:8080"] {
         with(&[("RSC_SERVER__LISTEN", address)]);
     }
     for address in ["0.0.0.0:8080", "[::]:8080", "10.0.0.1:80", "[::ffff:10.0.0.1]:80"] {
         let mut sources = environment(&[("RSC_SERVER__LISTEN", address)]);
         let found = load(&sources).unwrap_err().to_string();
-        assert!(
-            found.contains("is not a loopback address") && found.contains("authentication"),
-            "{found}"
-        );
+        assert!(found.contains("is not a loopback address") && found.contains("authentication"), "{found}");
         sources.insecure = true;
         let found = load(&sources).unwrap_err().to_string();
         assert!(found.contains("--insecure"), "{found}");
     }
-    for address in [
-        "",
-        "8080",
-        "127.0.0.1",
-        "127.0.0.1:70000",
-        "localhost:8080",
-        ":8080",
-    ] {
+    for address in ["", "8080", "127.0.0.1", "127.0.0.1:70000", "localhost:8080", ":8080"] {
         assert!(
             refusal(&[("RSC_SERVER__LISTEN", address)]).contains("is not an IP address with a port"),
             "{address}"
         );
     }
-    assert!(
-        load(&Sources {
-            insecure: true,
-            ..Sources::default()
-        })
-        .unwrap()
-        .config
-        .insecure
-    );
+    assert!(load(&Sources { insecure: true, ..Sources::default() }).unwrap().config.insecure);
 }
 
 #[test]
 fn names_are_fit_to_be_names() {
-    for (text, word) in [
-        ("", "blank"),
-        (" \t", "blank"),
-        ("a\u{7}b", "control"),
-        (&"x".repeat(129), "129 bytes"),
-    ] {
-        assert!(
-            refusal(&[("RSC_SERVER__INSTANCE_ID", text)]).contains(word),
-            "{word}"
-        );
+    for (text, word) in
+        [("", "blank"), (" \t", "blank"), ("a\u{7}b", "control"), (&"x".repeat(129), "129 bytes")]
+    {
+        assert!(refusal(&[("RSC_SERVER__INSTANCE_ID", text)]).contains(word), "{word}");
     }
     with(&[("RSC_SERVER__INSTANCE_ID", &"x".repeat(128))]);
-    for (text, word) in [
-        ("", "is blank"),
-        ("a{b}", "brace"),
-        ("a\nb", "U+000A"),
-        (&"x".repeat(513), "513 bytes"),
-    ] {
+    for (text, word) in
+        [("", "is blank"), ("a{b}", "brace"), ("a\nb", "U+000A"), (&"x".repeat(513), "513 bytes")]
+    {
         let found = refusal(&[("RSC_STORE__KEY_PREFIX", text)]);
         assert!(
             found.starts_with("store.key-prefix (environment variable RSC_STORE__KEY_PREFIX): "),
@@ -265,17 +166,9 @@ fn names_are_fit_to_be_names() {
 #[test]
 fn instance_ids_are_made_up_when_none_is_given() {
     let config = Config::default();
-    assert_ne!(
-        config.server.instance_id_or_random(),
-        config.server.instance_id_or_random()
-    );
+    assert_ne!(config.server.instance_id_or_random(), config.server.instance_id_or_random());
     assert!(config.server.instance_id_or_random().len() <= 4 * 64 + 9);
-    assert_eq!(
-        with(&[("RSC_SERVER__INSTANCE_ID", "one")])
-            .server
-            .instance_id_or_random(),
-        "one"
-    );
+    assert_eq!(with(&[("RSC_SERVER__INSTANCE_ID", "one")]).server.instance_id_or_random(), "one");
 }
 
 #[test]
@@ -304,10 +197,7 @@ fn redis_is_told_once_who_we_are() {
     .remove(0);
     assert_eq!(connection.addr().to_string(), "h:1");
     let settings = connection.redis_settings();
-    assert_eq!(
-        (settings.username(), settings.password(), settings.db()),
-        (Some("app"), Some("0815"), 3)
-    );
+    assert_eq!((settings.username(), settings.password(), settings.db()), (Some("app"), Some("0815"), 3));
 }
 
 #[test]
@@ -323,16 +213,10 @@ fn a_redis_flag_with_the_memory_store_is_a_contradiction() {
     let flag = |name, key, value: figment::value::Value| Flag { name, key, value };
     let urls = flag("--redis-url", "redis.urls", vec!["redis://h".to_owned()].into());
     let mut sources = environment(&[("RSC_STORE__TYPE", "memory"), ("RSC_REDIS__URLS", "redis://h")]);
-    assert!(
-        load(&sources).is_ok(),
-        "the environment may keep what this start does not need"
-    );
+    assert!(load(&sources).is_ok(), "the environment may keep what this start does not need");
     sources.flags = vec![urls];
     let found = load(&sources).unwrap_err().to_string();
-    assert!(
-        found.starts_with("redis.urls (flag --redis-url): no Redis is used"),
-        "{found}"
-    );
+    assert!(found.starts_with("redis.urls (flag --redis-url): no Redis is used"), "{found}");
 }
 
 #[test]
@@ -356,43 +240,19 @@ fn what_is_not_built_is_refused() {
         ("redis.mode", "sentinel", "Redis Cluster and Sentinel are"),
         ("redis.sentinel-master", "mymaster", "Redis Sentinel is"),
         ("redis.tls", "true", "TLS to Redis is"),
-        (
-            "redis.node-mappings",
-            "{ \"10.0.0.1:6379\" = \"127.0.0.1:7000\" }",
-            "Redis Cluster is",
-        ),
+        ("redis.node-mappings", "{ \"10.0.0.1:6379\" = \"127.0.0.1:7000\" }", "Redis Cluster is"),
         ("redis.wait-replicas", "1", "waiting for replicas is"),
-        (
-            "producer.publish-margin",
-            "6s",
-            "changing the shard count of a stream is",
-        ),
-        (
-            "security.users",
-            "[{username=\"a\",password=\"hunter2\",roles=[\"ADMIN\"]}]",
-            "authentication is",
-        ),
+        ("producer.publish-margin", "6s", "changing the shard count of a stream is"),
+        ("security.users", "[{username=\"a\",password=\"hunter2\",roles=[\"ADMIN\"]}]", "authentication is"),
         ("security.token-secret", "hunter2", "authentication is"),
         ("security.token-ttl", "1d", "authentication is"),
         ("security.authenticate-member-api", "true", "authentication is"),
-        (
-            "security.rate-limit.failed-logins-per-minute",
-            "11",
-            "authentication is",
-        ),
-        (
-            "security.rate-limit.mutations-per-minute",
-            "601",
-            "limiting callers is",
-        ),
+        ("security.rate-limit.failed-logins-per-minute", "11", "authentication is"),
+        ("security.rate-limit.mutations-per-minute", "601", "limiting callers is"),
         ("security.metrics-require-auth", "true", "authentication is"),
         ("audit.sink", "redis", "an audit log in Redis is"),
         ("audit.redis-max-entries", "1", "an audit log in Redis is"),
-        (
-            "telemetry.otlp-endpoint",
-            "http://127.0.0.1:4317",
-            "sending traces is",
-        ),
+        ("telemetry.otlp-endpoint", "http://127.0.0.1:4317", "sending traces is"),
         ("telemetry.per-member-metrics", "true", "metrics per member are"),
     ] {
         let name = keys::environment_name(key);
@@ -404,10 +264,7 @@ fn what_is_not_built_is_refused() {
         assert!(!found.contains("hunter2"), "{found}");
     }
     let tls = refusal(&[("RSC_REDIS__URLS", "rediss://:hunter2@h")]);
-    assert!(
-        tls.starts_with("redis.urls[0] (environment variable RSC_REDIS__URLS): asks for TLS"),
-        "{tls}"
-    );
+    assert!(tls.starts_with("redis.urls[0] (environment variable RSC_REDIS__URLS): asks for TLS"), "{tls}");
     assert!(!tls.contains("hunter2"), "{tls}");
 }
 

@@ -44,37 +44,23 @@ pub(crate) enum ConfigError {
 impl ConfigError {
     /// A refusal of the file as a whole.
     pub(super) fn unreadable(path: &Path, problem: impl fmt::Display) -> Self {
-        ConfigError::Unreadable {
-            path: one_line(path.display()),
-            problem: one_line(problem),
-        }
+        ConfigError::Unreadable { path: one_line(path.display()), problem: one_line(problem) }
     }
 
     /// A refusal of the file's text.
     pub(super) fn syntax(path: &Path, line: usize, problem: impl fmt::Display) -> Self {
-        ConfigError::Syntax {
-            path: one_line(path.display()),
-            line,
-            problem: one_line(problem),
-        }
+        ConfigError::Syntax { path: one_line(path.display()), line, problem: one_line(problem) }
     }
 
     /// A refusal of one key.
     pub(super) fn key(key: impl fmt::Display, origin: impl fmt::Display, problem: impl fmt::Display) -> Self {
-        ConfigError::Key {
-            key: one_line(key),
-            origin: one_line(origin),
-            problem: one_line(problem),
-        }
+        ConfigError::Key { key: one_line(key), origin: one_line(origin), problem: one_line(problem) }
     }
 
     /// Turns the merging library's error into our sentence; `origin` when the library lost it.
     pub(super) fn from_figment(error: FigmentError, origin: &str) -> Self {
         let key = dotted(&error.path);
-        let origin = error
-            .metadata
-            .as_ref()
-            .map_or(origin, |metadata| metadata.name.as_ref());
+        let origin = error.metadata.as_ref().map_or(origin, |metadata| metadata.name.as_ref());
         let problem = problem(&error.kind, keys::is_secret(&key));
         ConfigError::key(key, origin, problem)
     }
@@ -84,11 +70,7 @@ impl ConfigError {
 pub(super) fn one_line(text: impl fmt::Display) -> String {
     let mut line = String::new();
     for character in text.to_string().chars() {
-        if character.is_control() {
-            line.extend(character.escape_default())
-        } else {
-            line.push(character)
-        }
+        if character.is_control() { line.extend(character.escape_default()) } else { line.push(character) }
     }
     line
 }
@@ -112,18 +94,11 @@ fn dotted(path: &[String]) -> String {
 fn problem(kind: &Kind, secret: bool) -> String {
     match kind {
         Kind::InvalidType(actual, expected) | Kind::InvalidValue(actual, expected) => {
-            let found = if secret {
-                "the value".to_owned()
-            } else {
-                found(actual)
-            };
+            let found = if secret { "the value".to_owned() } else { found(actual) };
             format!("{found} is not allowed here; write {}", wanted(expected))
         }
         Kind::InvalidLength(length, expected) => {
-            format!(
-                "{length} entries are not allowed here; write {}",
-                wanted(expected)
-            )
+            format!("{length} entries are not allowed here; write {}", wanted(expected))
         }
         Kind::UnknownVariant(word, allowed) => format!("{word:?} is not known; write {}", OneOf(allowed)),
         Kind::UnknownField(field, allowed) => {

@@ -19,11 +19,7 @@ fn collect(key: &str, value: &Value, leaves: &mut Vec<(String, Value)>) {
     match value {
         Value::Object(entries) if !entries.is_empty() => {
             for (name, value) in entries {
-                let key = if key.is_empty() {
-                    name.clone()
-                } else {
-                    format!("{key}.{name}")
-                };
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
                 collect(&key, value, leaves);
             }
         }
@@ -102,14 +98,9 @@ fn names_in(table: &str) -> String {
 
 /// Whether the value of `key` may contain a password, so that no message repeats it.
 pub(super) fn is_secret(key: &str) -> bool {
-    [
-        "redis.password",
-        "redis.urls",
-        "security.token-secret",
-        "security.users",
-    ]
-    .iter()
-    .any(|secret| key.starts_with(secret))
+    ["redis.password", "redis.urls", "security.token-secret", "security.users"]
+        .iter()
+        .any(|secret| key.starts_with(secret))
 }
 
 #[cfg(test)]

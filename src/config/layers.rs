@@ -73,13 +73,9 @@ pub(crate) fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
             .map(|flag| Layer::of_key(format!("flag {}", flag.name), flag.key, flag.value.clone())),
     );
 
-    let merged = layers
-        .iter()
-        .skip(1)
-        .fold(base, |merged, layer| merged.merge(layer));
-    let mut config: Config = merged
-        .extract()
-        .map_err(|error| ConfigError::from_figment(error, "merged configuration"))?;
+    let merged = layers.iter().skip(1).fold(base, |merged, layer| merged.merge(layer));
+    let mut config: Config =
+        merged.extract().map_err(|error| ConfigError::from_figment(error, "merged configuration"))?;
     config.insecure = sources.insecure;
     let origin = |key: &str| {
         merged
@@ -88,10 +84,7 @@ pub(crate) fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
     };
     unbuilt::check(&config, &origin)?;
     checks::check(&config, &origin)?;
-    Ok(Loaded {
-        config,
-        layers: layers.into_iter().map(|layer| one_line(layer.origin)).collect(),
-    })
+    Ok(Loaded { config, layers: layers.into_iter().map(|layer| one_line(layer.origin)).collect() })
 }
 
 /// How messages call the first layer.
@@ -107,17 +100,11 @@ impl Layer {
     fn defaults() -> Result<Self, ConfigError> {
         let value = Value::serialize(Config::default())
             .map_err(|error| ConfigError::from_figment(error, DEFAULT_ORIGIN))?;
-        Ok(Layer {
-            origin: DEFAULT_ORIGIN.to_owned(),
-            values: value.into_dict().unwrap_or_default(),
-        })
+        Ok(Layer { origin: DEFAULT_ORIGIN.to_owned(), values: value.into_dict().unwrap_or_default() })
     }
 
     fn of_key(origin: String, key: &str, value: Value) -> Self {
-        Layer {
-            origin,
-            values: figment::util::nest(key, value).into_dict().unwrap_or_default(),
-        }
+        Layer { origin, values: figment::util::nest(key, value).into_dict().unwrap_or_default() }
     }
 
     /// Whether the layer can be read on top of `base`.
@@ -148,19 +135,13 @@ fn file_layer(base: &Figment, path: &Path) -> Result<Layer, ConfigError> {
         .map_err(|error| ConfigError::unreadable(path, format!("cannot be read: {error}")))?;
     let text = String::from_utf8(bytes).map_err(|_| ConfigError::unreadable(path, "is not UTF-8 text"))?;
     let table: toml::Table = toml::from_str(&text).map_err(|error| {
-        let before = error
-            .span()
-            .and_then(|span| text.get(..span.start))
-            .unwrap_or_default();
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         ConfigError::syntax(path, before.matches('\n').count() + 1, error.message())
     })?;
     let origin = format!("file {}", path.display());
     check_names(&table, "", &origin)?;
     let value = Value::serialize(&table).map_err(|error| ConfigError::from_figment(error, &origin))?;
-    let layer = Layer {
-        origin,
-        values: value.into_dict().unwrap_or_default(),
-    };
+    let layer = Layer { origin, values: value.into_dict().unwrap_or_default() };
     layer.read_on(base)?;
     Ok(layer)
 }
@@ -168,16 +149,8 @@ fn file_layer(base: &Figment, path: &Path) -> Result<Layer, ConfigError> {
 /// Refuses names that stand for nothing.
 fn check_names(table: &toml::Table, around: &str, origin: &str) -> Result<(), ConfigError> {
     for (name, value) in table {
-        let key = if around.is_empty() {
-            name.clone()
-        } else {
-            format!("{around}.{name}")
-        };
-        let place = if name.contains('.') {
-            Place::Unknown
-        } else {
-            keys::place(&key)
-        };
+        let key = if around.is_empty() { name.clone() } else { format!("{around}.{name}") };
+        let place = if name.contains('.') { Place::Unknown } else { keys::place(&key) };
         match (place, value) {
             (Place::Unknown, _) => return Err(unknown(&key, origin)),
             (Place::Table, toml::Value::Table(inner)) => check_names(inner, &key, origin)?,
@@ -213,10 +186,7 @@ fn environment_layer(base: &Figment, name: OsString, value: OsString) -> Result<
     };
     let origin = format!("environment variable {name}");
     let Some(key) = keys::of_environment(&name) else {
-        return Err(unknown(
-            &path.replace("__", ".").replace('_', "-").to_lowercase(),
-            &origin,
-        ));
+        return Err(unknown(&path.replace("__", ".").replace('_', "-").to_lowercase(), &origin));
     };
     let Ok(text) = value.into_string() else {
         return Err(ConfigError::key(key, origin, "the value is not UTF-8 text"));
@@ -229,19 +199,9 @@ fn environment_layer(base: &Figment, name: OsString, value: OsString) -> Result<
 /// comma-separated parts.
 fn read_text(base: &Figment, key: &str, origin: &str, text: &str) -> Result<Layer, ConfigError> {
     let as_text = Some(Value::from(text));
-    let as_toml = || {
-        text.trim()
-            .parse::<toml::Value>()
-            .ok()
-            .and_then(|value| Value::serialize(value).ok())
-    };
-    let as_list = || {
-        Some(Value::from(
-            text.split(',')
-                .map(|part| part.trim().to_owned())
-                .collect::<Vec<_>>(),
-        ))
-    };
+    let as_toml = || text.trim().parse::<toml::Value>().ok().and_then(|value| Value::serialize(value).ok());
+    let as_list =
+        || Some(Value::from(text.split(',').map(|part| part.trim().to_owned()).collect::<Vec<_>>()));
     let mut problem: Option<Box<FigmentError>> = None;
     for candidate in [as_text, as_toml(), as_list()].into_iter().flatten() {
         let layer = Layer::of_key(origin.to_owned(), key, candidate);

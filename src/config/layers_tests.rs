@@ -12,10 +12,7 @@ use crate::config::keys;
 /// Sources made of environment variables alone.
 pub(super) fn environment(pairs: &[(&str, &str)]) -> Sources {
     Sources {
-        environment: pairs
-            .iter()
-            .map(|(name, value)| (name.into(), value.into()))
-            .collect(),
+        environment: pairs.iter().map(|(name, value)| (name.into(), value.into())).collect(),
         ..Sources::default()
     }
 }
@@ -27,9 +24,7 @@ pub(super) fn with(pairs: &[(&str, &str)]) -> Config {
 
 /// The sentence that refuses these environment variables.
 pub(super) fn refusal(pairs: &[(&str, &str)]) -> String {
-    let sentence = load(&environment(pairs))
-        .expect_err("the configuration is refused")
-        .to_string();
+    let sentence = load(&environment(pairs)).expect_err("the configuration is refused").to_string();
     assert_eq!(sentence.lines().count(), 1, "{sentence}");
     sentence
 }
@@ -41,25 +36,13 @@ fn from_file(text: &str) -> Result<Config, ConfigError> {
 fn from_file_and(text: &str, sources: Sources) -> Result<Config, ConfigError> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
-    load(&Sources {
-        file: Some(file.path().to_owned()),
-        ..sources
-    })
-    .map(|loaded| loaded.config)
+    load(&Sources { file: Some(file.path().to_owned()), ..sources }).map(|loaded| loaded.config)
 }
 
 fn sample() -> (String, Config) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/rsc.toml");
     let text = std::fs::read_to_string(&path).unwrap();
-    (
-        text,
-        load(&Sources {
-            file: Some(path),
-            ..Sources::default()
-        })
-        .unwrap()
-        .config,
-    )
+    (text, load(&Sources { file: Some(path), ..Sources::default() }).unwrap().config)
 }
 
 #[test]
@@ -102,15 +85,7 @@ fn collect(key: &str, value: &toml::Value, into: &mut Vec<String>) {
     match value {
         toml::Value::Table(entries) if !entries.is_empty() => {
             for (name, value) in entries {
-                collect(
-                    &if key.is_empty() {
-                        name.clone()
-                    } else {
-                        format!("{key}.{name}")
-                    },
-                    value,
-                    into,
-                );
+                collect(&if key.is_empty() { name.clone() } else { format!("{key}.{name}") }, value, into);
             }
         }
         _ => into.push(key.to_owned()),
@@ -130,18 +105,12 @@ fn what_is_shown_loads_again() {
         ("RSC_TELEMETRY__LOG_FORMAT", "json"),
     ]);
     assert_eq!(from_file(&config.to_masked_toml().unwrap()).unwrap(), config);
-    assert_eq!(
-        from_file(&Config::default().to_masked_toml().unwrap()).unwrap(),
-        Config::default()
-    );
+    assert_eq!(from_file(&Config::default().to_masked_toml().unwrap()).unwrap(), Config::default());
 }
 
 #[test]
 fn no_secret_is_shown() {
-    let config = with(&[
-        ("RSC_REDIS__URLS", "redis://user:hunter2@h"),
-        ("RSC_REDIS__PASSWORD", "hunter2"),
-    ]);
+    let config = with(&[("RSC_REDIS__URLS", "redis://user:hunter2@h"), ("RSC_REDIS__PASSWORD", "hunter2")]);
     let shown = format!("{}{config:?}", config.to_masked_toml().unwrap());
     assert!(!shown.contains("hunter2"), "{shown}");
     assert!(shown.contains("redis://user:***@h"), "{shown}");
@@ -151,18 +120,9 @@ fn no_secret_is_shown() {
 
 #[test]
 fn text_keys_take_environment_values_exactly_as_written() {
-    for text in [
-        "007",
-        "12345",
-        "1e3",
-        "true",
-        "1.0",
-        " padded ",
-        "[not, a, list]",
-        "{x}",
-        "\"quoted\"",
-        "ünï🦀",
-    ] {
+    for text in
+        ["007", "12345", "1e3", "true", "1.0", " padded ", "[not, a, list]", "{x}", "\"quoted\"", "ünï🦀"]
+    {
         let config = with(&[("RSC_REDIS__PASSWORD", text), ("RSC_SERVER__INSTANCE_ID", text)]);
         assert_eq!(config.redis.password.unwrap().expose(), text);
         assert_eq!(config.server.instance_id.as_deref(), Some(text));
@@ -190,26 +150,14 @@ fn other_keys_take_environment_values_as_what_they_say() {
 
 #[test]
 fn lists_are_written_with_commas_or_in_brackets() {
-    for text in [
-        "redis://a/1",
-        "[\"redis://a/1\"]",
-        " redis://a/1 ",
-        "[ 'redis://a/1', ]",
-    ] {
-        assert_eq!(
-            with(&[("RSC_REDIS__URLS", text)]).redis.urls[0].to_string(),
-            "redis://a/1",
-            "{text}"
-        );
+    for text in ["redis://a/1", "[\"redis://a/1\"]", " redis://a/1 ", "[ 'redis://a/1', ]"] {
+        assert_eq!(with(&[("RSC_REDIS__URLS", text)]).redis.urls[0].to_string(), "redis://a/1", "{text}");
     }
     for text in ["redis://a, redis://b", "[\"redis://a\",\"redis://b\"]"] {
         assert!(refusal(&[("RSC_REDIS__URLS", text)]).contains("2 URLs"), "{text}");
     }
     let bad = refusal(&[("RSC_REDIS__URLS", "redis://a,hunter2@b")]);
-    assert!(
-        bad.starts_with("redis.urls[1] (environment variable RSC_REDIS__URLS): is not a URL;"),
-        "{bad}"
-    );
+    assert!(bad.starts_with("redis.urls[1] (environment variable RSC_REDIS__URLS): is not a URL;"), "{bad}");
     assert!(!bad.contains("hunter2"), "{bad}");
     assert!(refusal(&[("RSC_REDIS__URLS", "")]).contains("is not a URL"));
     assert!(refusal(&[("RSC_REDIS__URLS", "[]")]).contains("0 URLs"));
@@ -236,13 +184,9 @@ fn unknown_variables_are_refused() {
         "store.kind (environment variable RSC_STORE__KIND): unknown key; [store] has key-prefix, type"
     );
     assert!(refusal(&[("RSC_STORES__TYPE", "memory")]).contains("the sections are audit, "));
-    for name in [
-        "RSC_STORE__",
-        "RSC___TYPE",
-        "RSC_STORE__TYPE__X",
-        "RSC_Store__Type",
-        "RSC_SERVER__INSTANCE-ID",
-    ] {
+    for name in
+        ["RSC_STORE__", "RSC___TYPE", "RSC_STORE__TYPE__X", "RSC_Store__Type", "RSC_SERVER__INSTANCE-ID"]
+    {
         assert!(refusal(&[(name, "memory")]).contains("unknown key"), "{name}");
     }
 }
@@ -250,15 +194,10 @@ fn unknown_variables_are_refused() {
 #[test]
 fn variables_that_are_not_text_are_refused() {
     let bad = OsString::from_vec(vec![b'a', 0xff]);
-    let sources = Sources {
-        environment: vec![("RSC_SERVER__INSTANCE_ID".into(), bad)],
-        ..Sources::default()
-    };
+    let sources =
+        Sources { environment: vec![("RSC_SERVER__INSTANCE_ID".into(), bad)], ..Sources::default() };
     let sentence = load(&sources).unwrap_err().to_string();
-    assert!(
-        sentence.starts_with("server.instance-id (environment variable"),
-        "{sentence}"
-    );
+    assert!(sentence.starts_with("server.instance-id (environment variable"), "{sentence}");
 }
 
 #[test]
@@ -279,16 +218,10 @@ fn a_secret_is_not_repeated_when_it_is_refused() {
 fn files_are_taken_at_their_word() {
     for (text, sentence) in [
         ("server.workers = \"4\"", "server.workers"),
-        (
-            "server.workers = -1",
-            "-1 is not allowed here; write a whole number from 0 to 65535",
-        ),
+        ("server.workers = -1", "-1 is not allowed here; write a whole number from 0 to 65535"),
         ("server.workers = 70000", "70000 is not allowed here"),
         ("server.workers = 1.5", "1.5 is not allowed here"),
-        (
-            "server.instance-id = 7",
-            "7 is not allowed here; write a text in quotes",
-        ),
+        ("server.instance-id = 7", "7 is not allowed here; write a text in quotes"),
         ("server.instance-id = 2024-01-01", "a date is not allowed here"),
         ("redis.mode = 0", "0 is not allowed here"),
         (
@@ -296,27 +229,12 @@ fn files_are_taken_at_their_word() {
             "\"sentry\" is not known; write one of `standalone`, `cluster`, `sentinel`",
         ),
         ("store = \"memory\"", "is a table, not a value; write [store]"),
-        (
-            "streams.provisioning-enabled = \"yes\"",
-            "\"yes\" is not allowed here; write true or false",
-        ),
-        (
-            "coordination.tick-interval = 1",
-            "1 is not allowed here; write a duration such as",
-        ),
-        (
-            "coordination.tick_interval = \"1s\"",
-            "coordination.tick_interval",
-        ),
+        ("streams.provisioning-enabled = \"yes\"", "\"yes\" is not allowed here; write true or false"),
+        ("coordination.tick-interval = 1", "1 is not allowed here; write a duration such as"),
+        ("coordination.tick_interval = \"1s\"", "coordination.tick_interval"),
         ("\"store.type\" = \"memory\"", "unknown key"),
-        (
-            "server.max-body = \"1 parsec\"",
-            "\"1 parsec\" is not allowed here; write a size such as",
-        ),
-        (
-            "server.listen = \"localhost\"",
-            "\"localhost\" is not an IP address with a port",
-        ),
+        ("server.max-body = \"1 parsec\"", "\"1 parsec\" is not allowed here; write a size such as"),
+        ("server.listen = \"localhost\"", "\"localhost\" is not an IP address with a port"),
         ("insecure = true", "unknown key"),
     ] {
         let found = from_file(text).unwrap_err().to_string();
@@ -335,22 +253,11 @@ fn text_that_would_break_the_line_is_escaped() {
 #[test]
 fn each_layer_must_be_readable_by_itself() {
     let mut sources = environment(&[("RSC_COORDINATION__TICK_INTERVAL", "5 parsecs")]);
-    sources.flags = vec![Flag {
-        name: "--tick",
-        key: "coordination.tick-interval",
-        value: "1s".into(),
-    }];
-    assert!(
-        load(&sources)
-            .unwrap_err()
-            .to_string()
-            .contains("RSC_COORDINATION__TICK_INTERVAL")
-    );
+    sources.flags = vec![Flag { name: "--tick", key: "coordination.tick-interval", value: "1s".into() }];
+    assert!(load(&sources).unwrap_err().to_string().contains("RSC_COORDINATION__TICK_INTERVAL"));
 
     let covering = environment(&[("RSC_SERVER__WORKERS", "2")]);
-    let sentence = from_file_and("server.workers = \"two\"", covering)
-        .unwrap_err()
-        .to_string();
+    let sentence = from_file_and("server.workers = \"two\"", covering).unwrap_err().to_string();
     assert!(sentence.starts_with("server.workers (file /"), "{sentence}");
 }
 
@@ -371,18 +278,7 @@ fn words_are_not_counted() {
 #[test]
 fn the_layers_that_were_used_are_named() {
     let mut sources = environment(&[("RSC_STORE__TYPE", "memory"), ("RSC_FOO", "")]);
-    sources.flags = vec![Flag {
-        name: "--store",
-        key: "store.type",
-        value: "redis".into(),
-    }];
+    sources.flags = vec![Flag { name: "--store", key: "store.type", value: "redis".into() }];
     let layers = load(&sources).unwrap().layers;
-    assert_eq!(
-        layers,
-        [
-            "built-in default",
-            "environment variable RSC_STORE__TYPE",
-            "flag --store"
-        ]
-    );
+    assert_eq!(layers, ["built-in default", "environment variable RSC_STORE__TYPE", "flag --store"]);
 }

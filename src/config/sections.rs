@@ -84,10 +84,7 @@ pub(crate) struct StoreConfig {
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        StoreConfig {
-            store_type: StoreType::Redis,
-            key_prefix: DEFAULT_KEY_PREFIX.to_owned(),
-        }
+        StoreConfig { store_type: StoreType::Redis, key_prefix: DEFAULT_KEY_PREFIX.to_owned() }
     }
 }
 
@@ -253,11 +250,7 @@ pub(crate) struct StreamsConfig {
 
 impl Default for StreamsConfig {
     fn default() -> Self {
-        StreamsConfig {
-            provisioning_enabled: true,
-            default_shard_count: 12,
-            max_shard_count: 10_000,
-        }
+        StreamsConfig { provisioning_enabled: true, default_shard_count: 12, max_shard_count: 10_000 }
     }
 }
 
@@ -275,10 +268,7 @@ pub(crate) struct ProducerConfig {
 
 impl Default for ProducerConfig {
     fn default() -> Self {
-        ProducerConfig {
-            routing_cache_ttl: Duration::from_secs(30),
-            publish_margin: Duration::from_secs(5),
-        }
+        ProducerConfig { routing_cache_ttl: Duration::from_secs(30), publish_margin: Duration::from_secs(5) }
     }
 }
 
@@ -338,10 +328,7 @@ pub(crate) struct RateLimitConfig {
 
 impl Default for RateLimitConfig {
     fn default() -> Self {
-        RateLimitConfig {
-            failed_logins_per_minute: 10,
-            mutations_per_minute: 600,
-        }
+        RateLimitConfig { failed_logins_per_minute: 10, mutations_per_minute: 600 }
     }
 }
 
@@ -357,10 +344,7 @@ pub(crate) struct AuditConfig {
 
 impl Default for AuditConfig {
     fn default() -> Self {
-        AuditConfig {
-            sink: AuditSink::Log,
-            redis_max_entries: 10_000,
-        }
+        AuditConfig { sink: AuditSink::Log, redis_max_entries: 10_000 }
     }
 }
 

@@ -65,10 +65,7 @@ pub(crate) struct RedisUrl {
 
 impl RedisUrl {
     /// `redis://127.0.0.1:6379`.
-    #[expect(
-        clippy::expect_used,
-        reason = "a constant; every test that loads the defaults parses it"
-    )]
+    #[expect(clippy::expect_used, reason = "a constant; every test that loads the defaults parses it")]
     pub(crate) fn local() -> Self {
         RedisUrl::parse("redis://127.0.0.1:6379").expect("the default URL is a Redis URL")
     }
@@ -79,22 +76,16 @@ impl RedisUrl {
         match url.scheme() {
             "redis" => {}
             "rediss" => {
-                return Err(format!(
-                    "asks for TLS, which is not part of this version yet; {REDIS_URL_FORM}"
-                ));
+                return Err(format!("asks for TLS, which is not part of this version yet; {REDIS_URL_FORM}"));
             }
             _ => return Err(format!("does not begin with redis://; {REDIS_URL_FORM}")),
         }
         if url.query().is_some() || url.fragment().is_some() {
-            return Err(format!(
-                "has a part after ? or #, which is not understood; {REDIS_URL_FORM}"
-            ));
+            return Err(format!("has a part after ? or #, which is not understood; {REDIS_URL_FORM}"));
         }
         let path = url.path().trim_matches('/');
         if !path.is_empty() && path.parse::<u32>().is_err() {
-            return Err(format!(
-                "has a path that is not a database number; {REDIS_URL_FORM}"
-            ));
+            return Err(format!("has a path that is not a database number; {REDIS_URL_FORM}"));
         }
         match url.clone().into_connection_info() {
             Ok(connection) => Ok(RedisUrl { url, connection }),
@@ -182,11 +173,7 @@ pub(crate) mod byte_size {
 
     pub(crate) fn serialize<S: Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
         let bytes = size.as_u64();
-        for (unit, name) in [
-            (bytesize::GIB, "GiB"),
-            (bytesize::MIB, "MiB"),
-            (bytesize::KIB, "KiB"),
-        ] {
+        for (unit, name) in [(bytesize::GIB, "GiB"), (bytesize::MIB, "MiB"), (bytesize::KIB, "KiB")] {
             if bytes > 0 && bytes.is_multiple_of(unit) {
                 return serializer.collect_str(&format_args!("{}{name}", bytes / unit));
             }
@@ -214,9 +201,7 @@ pub(crate) mod byte_size {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<ByteSize, E> {
-                text.trim()
-                    .parse()
-                    .map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+                text.trim().parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
             }
         }
         deserializer.deserialize_any(Size)
@@ -232,10 +217,7 @@ mod tests {
         let url = RedisUrl::parse("redis://app:s%40crt@redis.local:6380/3").unwrap();
         assert_eq!(url.to_string(), "redis://app:***@redis.local:6380/3");
         assert_eq!(format!("{url:?}"), url.to_string());
-        assert_eq!(
-            (url.username(), url.password(), url.database()),
-            (Some("app"), Some("s@crt"), Some(3))
-        );
+        assert_eq!((url.username(), url.password(), url.database()), (Some("app"), Some("s@crt"), Some(3)));
         let anonymous = RedisUrl::parse("redis://:secret@h").unwrap();
         assert_eq!(anonymous.to_string(), "redis://:***@h");
         assert_eq!(RedisUrl::local().database(), None);
@@ -294,10 +276,7 @@ mod tests {
             assert_eq!(again.size.as_u64(), bytes, "{written}");
         }
         for text in ["\"1 parsec\"", "\"-1\"", "-1", "\"\"", "true", "1.5"] {
-            assert!(
-                serde_json::from_str::<Sized>(&format!("{{\"size\":{text}}}")).is_err(),
-                "{text}"
-            );
+            assert!(serde_json::from_str::<Sized>(&format!("{{\"size\":{text}}}")).is_err(), "{text}");
         }
     }
 }
