@@ -3,6 +3,7 @@
 
 mod support;
 
+use proptest::prelude::*;
 use rsc_core::record::{LoadError, stamp};
 use rsc_core::write::{RawFields, Stamp};
 use rsc_core::{Settings, load};
@@ -329,4 +330,56 @@ fn protocol_2_a_load_needs_nothing_but_the_fields_it_names() {
     set(&mut bench.fields, "somebodyElses", "\u{1F980}");
     bench.fields.insert("binary".to_owned(), vec![0xff]);
     assert!(loads(&bench));
+}
+
+/// Every value inside `value`, by its JSON pointer.
+fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
+    found.push(at.to_owned());
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(field, value)| pointers(value, &format!("{at}/{field}"), found));
+        }
+        Value::Array(items) => {
+            let items = items.iter().enumerate();
+            items.for_each(|(index, value)| pointers(value, &format!("{at}/{index}"), found));
+        }
+        _ => {}
+    }
+}
+
+fn anything() -> impl Strategy<Value = Value> {
+    let numbers = [json!(-1), json!(0), json!(1.5), json!(1_u64 << 53), json!(u64::MAX), json!(i64::MIN)];
+    let others = [Value::Null, json!(true), json!(""), json!("x"), json!([]), json!({}), json!([[]])];
+    let instants = [json!("0000-01-01T00:00:00Z"), json!("9999-12-31T23:59:59.999Z")];
+    prop::sample::select([&numbers[..], &others[..], &instants[..]].concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, .. ProptestConfig::default() })]
+
+    #[test]
+    fn protocol_2_whatever_stands_in_a_record_it_is_read_or_refused(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), anything()), 1..4),
+        live in anything(),
+    ) {
+        let (mut bench, _) = settled();
+        let mut second = Client::new("p", "p-2");
+        second.beat(&mut bench);
+        Client::new("m", "m-1").beat(&mut bench);
+        let mut value = aggregate(&bench);
+        for (index, replacement) in changes {
+            let mut found = Vec::new();
+            pointers(&value, "", &mut found);
+            *value.pointer_mut(&found[index.index(found.len())]).unwrap() = replacement;
+        }
+        set(&mut bench.fields, "aggregate", value);
+        set(&mut bench.fields, "live:p", live);
+        if let Ok(loaded) = load(&bench.key, &bench.fields, &bench.settings) {
+            let again = rsc_core::record::aggregate(&loaded.group).unwrap();
+            set(&mut bench.fields, "aggregate", again);
+            bench.fields.remove("live:p");
+            let read_again = load(&bench.key, &bench.fields, &bench.settings).unwrap();
+            prop_assert_eq!(read_again.group, loaded.group, "what was read is what is written");
+        }
+    }
 }

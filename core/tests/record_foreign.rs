@@ -231,8 +231,9 @@ fn protocol_3_a_target_that_was_not_computed_yet_is_computed_by_the_next_turn() 
 
 #[test]
 fn rule_4_1_11_a_target_that_no_assignment_could_have_made_is_computed_anew() {
-    let illegal: [(&str, Value); 6] = [
+    let illegal: [(&str, Value); 7] = [
         ("a shard twice, another not at all", json!({ "a": shard_list(&[0, 1]), "b": shard_list(&[1, 2]) })),
+        ("a shard twice", json!({ "a": shard_list(&[0, 1, 2]), "b": shard_list(&[2, 3]) })),
         ("one outside of the read set", json!({ "a": shard_list(&[0, 1]), "b": shard_list(&[2, 4]) })),
         ("one missing", json!({ "a": shard_list(&[0, 1]), "b": shard_list(&[2]) })),
         ("a member missing", json!({ "a": shard_list(&[0, 1, 2, 3]) })),

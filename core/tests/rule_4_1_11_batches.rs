@@ -221,6 +221,35 @@ fn rule_4_1_11_heartbeats_and_ticks_of_a_steady_group_are_one_lease_only_write()
 }
 
 #[test]
+fn rule_4_1_11_a_version_that_only_an_answer_moves_is_the_version_of_every_answer() {
+    let mut bench = Bench::new(1);
+    let (mut old, mut standby) = (Client::new("p", "p-1"), Client::new("z", "z-1"));
+    settle(&mut bench, &mut [&mut old, &mut standby]);
+    let mut new = Client::new("p", "p-2");
+    for client in [&mut new, &mut standby] {
+        client.beat(&mut bench);
+        client.beat(&mut bench);
+    }
+    // The hold ends: nothing has moved until the answers grant.
+    bench.now = bench.group().holds[0].until;
+    let before = bench.group().metadata_version;
+    let fields = bench.fields.clone();
+    for order in [true, false] {
+        bench.fields.clone_from(&fields);
+        let mut requests = vec![new.request(&mut bench, true), standby.request(&mut bench, true)];
+        if order {
+            requests.reverse();
+        }
+        let answers = batch(&mut bench, requests);
+        assert_eq!(bench.group().metadata_version, before + 1);
+        for answer in &answers {
+            assert_eq!((answer.status, answer.metadata_version), (Status::Ok, before + 1));
+            assert_eq!(answer.metadata_token, bench.group().metadata_token);
+        }
+    }
+}
+
+#[test]
 fn rule_4_1_11_answers_that_move_nothing_for_others_in_the_same_batch_carry_the_final_version() {
     let (mut bench, mut p, _) = two_settled();
     let unknown = bench.request("stranger").epoch(4);

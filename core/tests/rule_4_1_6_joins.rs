@@ -167,6 +167,21 @@ fn rule_4_1_6_a_second_process_takes_the_place_and_what_the_former_held_goes_on_
 }
 
 #[test]
+fn rule_4_1_6_what_the_former_was_granted_or_drains_goes_on_hold_too() {
+    let mut bench = Bench::new(3);
+    let mut p = Client::new("p", "p-1");
+    p.beat(&mut bench);
+    let mut m = another_joins(&mut bench);
+    // Granted 0, 1 and 2, of which 2 is being drained, 0 read, and 1 not yet reported.
+    let report = p.request(&mut bench, true).version(0).owned(&[0]).draining(&[2]);
+    bench.send(report);
+    Client::new("p", "p-2").beat(&mut bench);
+    let held: Vec<u32> = bench.group().holds.iter().map(|hold| hold.shard_index).collect();
+    assert_eq!(held, [0, 1, 2]);
+    assert_eq!(pending(&m.beat(&mut bench)), [2]);
+}
+
+#[test]
 fn rule_4_1_6_a_superseded_instance_is_told_retry_until_its_successor_is_heard() {
     let (mut bench, mut old) = settled(Client::new("p", "p-1"));
     let mut new = Client::new("p", "p-2");

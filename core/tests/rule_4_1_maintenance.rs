@@ -276,7 +276,10 @@ fn protocol_2_the_next_deadline_is_the_earliest_of_lease_drain_hold_and_retentio
     assert_eq!(next(&bench), Some(deadline));
     bench.now = deadline;
     bench.tick();
+    m.beat(&mut bench);
+    c.beat(&mut bench);
     let until = bench.group().holds.iter().map(|hold| hold.until).min().unwrap();
+    assert!(until < lease_end(&bench, "m") && until < lease_end(&bench, "c"));
     assert_eq!(next(&bench), Some(until), "p is fenced, its hold ends before the others' leases");
     // Nobody is left but terminal members.
     bench.pass(2 * LEASE);

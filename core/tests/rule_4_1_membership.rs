@@ -236,11 +236,14 @@ fn rule_4_1_7_who_leaves_with_nothing_left_is_gone_at_once() {
 fn rule_4_1_7_a_leavers_reports_are_cut_to_what_it_holds() {
     let (mut bench, mut p, m) = two_settled();
     let all = [p.owned.clone(), m.owned.clone(), vec![17]].concat();
-    let leave = p.request(&mut bench, true).epoch(-1).owned(&[]).draining(&all);
-    assert_eq!(bench.send(leave).status, Status::Ok, "not fenced");
-    let group = bench.group();
-    assert_eq!(group.members["p"].holding().iter().collect::<Vec<_>>(), p.owned);
-    assert!(group.holds.is_empty());
+    let owned = p.request(&mut bench, true).epoch(-1).owned(&all);
+    let draining = p.request(&mut bench, true).epoch(-1).owned(&[]).draining(&all);
+    for leave in [owned, draining] {
+        assert_eq!(bench.send(leave).status, Status::Ok, "not fenced");
+        let group = bench.group();
+        assert_eq!(group.members["p"].holding().iter().collect::<Vec<_>>(), p.owned);
+        assert!(group.holds.is_empty());
+    }
 }
 
 #[test]
@@ -270,6 +273,20 @@ fn rule_4_1_7_a_leaver_that_heard_nothing_may_leave_with_version_0_when_its_mess
     let done = bench.request("p").epoch(-1).version(answer.metadata_version).instance("p-1", 3);
     bench.send(done);
     assert_eq!(bench.group().members["p"].termination, Some(Termination::Left));
+}
+
+#[test]
+fn rule_4_1_7_a_leaver_that_never_reported_a_shard_rejoins_like_any_other() {
+    let mut bench = Bench::new(2);
+    let join = bench.request("p").instance("p-1", 1);
+    bench.send(join.clone());
+    let leave = bench.request("p").epoch(-1).instance("p-1", 2);
+    bench.send(leave);
+    assert_eq!(state(&bench, "p"), MemberState::Leaving);
+    let rejoin = bench.request("p").instance("p-1", 3);
+    let answer = bench.send(rejoin);
+    assert_eq!((answer.status, assigned(&answer)), (Status::Ok, vec![0, 1]));
+    assert_eq!(state(&bench, "p"), MemberState::Starting, "not the same join again");
 }
 
 #[test]

@@ -120,6 +120,17 @@ fn rule_4_1_9_what_could_be_granted_now_may_be_claimed() {
 }
 
 #[test]
+fn rule_4_1_9_what_a_fenced_member_had_sent_before_its_claim_comes_too_late() {
+    let (mut bench, mut p, _) = two_settled();
+    let join = p.request(&mut bench, true).epoch(0).owned(&[]);
+    let claim = p.request(&mut bench, true).owned(&[0, 3]);
+    expect_fenced(&mut bench, claim, &[0, 1, 3]);
+    let answer = bench.send(join);
+    assert_eq!((answer.status, bench.last_write()), (Status::Retry, None), "an older join is no rejoin");
+    assert_eq!(bench.group().holds.len(), 3);
+}
+
+#[test]
 fn rule_4_1_9_what_is_free_but_another_members_target_may_not_be_claimed() {
     let mut bench = Bench::new(2);
     let (mut m, mut p) = (Client::new("m", "m-1"), Client::new("p", "p-1"));

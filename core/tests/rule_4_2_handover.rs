@@ -301,6 +301,15 @@ fn rule_4_2_the_rebalance_timeout_is_never_shorter_than_the_lease() {
     let answer = p.beat_draining(&mut bench);
     assert_eq!(answer.rebalance_timeout_ms, 15_000);
     assert_eq!(deadline(&bench, "p"), Some(bench.now.plus(LEASE)));
+    // Nor than a lease that has been made longer since.
+    settle(&mut bench, &mut [&mut p, &mut m]);
+    bench.settings.member_lease_ttl_ms = 40_000;
+    settle(&mut bench, &mut [&mut p, &mut m]);
+    leave(&mut bench, &mut m);
+    let mut c = Client::new("c", "c-1");
+    settle(&mut bench, &mut [&mut p]);
+    c.beat(&mut bench);
+    assert_eq!(deadline(&bench, "p"), Some(bench.now.plus(40_000)));
 }
 
 #[test]

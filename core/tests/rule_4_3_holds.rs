@@ -72,6 +72,7 @@ fn rule_4_3_a_hold_is_over_at_its_end_and_not_a_millisecond_before() {
     assert!(assigned(&new.beat(&mut bench)).is_empty());
     bench.pass(1);
     assert_eq!(assigned(&new.beat(&mut bench)), [0, 1]);
+    assert!(bench.group().holds.is_empty(), "and forgotten");
 }
 
 #[test]
