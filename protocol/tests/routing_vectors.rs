@@ -1,4 +1,5 @@
 //! Golden values of the shard hash and the cluster slot, shared with clients in other languages.
+#![expect(clippy::expect_used, reason = "the helpers of a test fail like the test")]
 
 use rsc_protocol::hash::{murmur3_32, redis_slot, shard_of, shard_of_counted};
 use serde::Deserialize;
