@@ -45,6 +45,24 @@ impl DaemonBuilder {
             .set("redis", "command-timeout", "300ms")
     }
 
+    /// Quick timing around this member lease, which is what a test waits for; both in milliseconds.
+    pub(crate) fn lease(self, lease_ms: u64, rebalance_timeout_ms: u64) -> Self {
+        let ms = |ms: u64| format!("{ms}ms");
+        self.fast()
+            .set("coordination", "member-lease-ttl", &ms(lease_ms))
+            .set("coordination", "rebalance-timeout", &ms(rebalance_timeout_ms))
+            .set("coordination", "stale-member-retention", &ms(60_000.max(lease_ms * 4)))
+            .set("coordination", "mutex-ttl", &ms(lease_ms * 2 / 5))
+            .set("coordination", "mutex-acquire-timeout", &ms(lease_ms * 2 / 5))
+            .set("redis", "connect-timeout", &ms(lease_ms * 3 / 10))
+            .set("redis", "command-timeout", &ms(lease_ms * 3 / 10))
+    }
+
+    /// For tests in which nobody is to expire and nothing to time out, however slow the machine is.
+    pub(crate) fn long_lease(self) -> Self {
+        self.lease(60_000, 60_000)
+    }
+
     /// Starts the daemon and waits until it listens.
     pub(crate) fn start(self) -> Daemon {
         let directory = tempfile::tempdir().unwrap();

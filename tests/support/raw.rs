@@ -4,12 +4,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use rsc_protocol::{GroupKey, HeartbeatRequest};
+
+use super::api::{encode, group_path};
 use super::wait::DEADLINE;
 
 /// A connection that sends exactly what it is given.
 pub(crate) struct RawConnection {
     stream: TcpStream,
     unread: Vec<u8>,
+}
+
+/// Sends a heartbeat and hangs up without waiting for the answer: whatever it is, nobody hears it.
+pub(crate) async fn heartbeat_unheard(address: &str, group: &GroupKey, request: &HeartbeatRequest) {
+    let path = format!("{}/members/{}/heartbeat", group_path(group), encode(&request.member_id));
+    let body = serde_json::to_string(request).unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    RawConnection::open(address).await.send(format!("{head}{body}").as_bytes()).await;
 }
 
 /// An answer as it came.
