@@ -76,8 +76,8 @@ async fn livez_answers_while_redis_hangs_and_readyz_says_so() {
         api.get("/livez").await.success();
         assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
     }
-    wait_until("readyz notices", async || api.get("/readyz").await.status != StatusCode::OK).await;
     let asked = Instant::now();
+    wait_until("readyz notices", async || api.get("/readyz").await.status != StatusCode::OK).await;
     let message = api.get("/readyz").await.expect_error(ErrorCode::RedisUnavailable);
     assert!(!message.is_empty());
     assert_eq!(api.get(HEALTH).await.success()["status"], "DEGRADED");

@@ -33,13 +33,7 @@ impl<T: DeserializeOwned + 'static> FromRequest for JsonBody<T> {
         let payload = payload.take();
         Box::pin(async move {
             acceptable?;
-            let body = match tokio::time::timeout(BODY_TIMEOUT, read(payload, limit)).await {
-                Ok(body) => body?,
-                Err(_) => {
-                    let seconds = BODY_TIMEOUT.as_secs();
-                    return Err(ApiError::invalid(format!("the body did not arrive within {seconds} s")));
-                }
-            };
+            let body = read_within(BODY_TIMEOUT, payload, limit).await?;
             json::parse(&body).map(JsonBody).map_err(ApiError::invalid)
         })
     }
@@ -86,6 +80,16 @@ fn is_json(media_type: &str) -> bool {
         })
 }
 
+async fn read_within(longest: Duration, payload: Payload, limit: usize) -> Result<Bytes, ApiError> {
+    match tokio::time::timeout(longest, read(payload, limit)).await {
+        Ok(body) => body,
+        Err(_) => {
+            let seconds = longest.as_secs_f64();
+            Err(ApiError::invalid(format!("the body did not arrive within {seconds} s")))
+        }
+    }
+}
+
 async fn read(mut payload: Payload, limit: usize) -> Result<Bytes, ApiError> {
     let mut body = BytesMut::new();
     while let Some(chunk) = payload.next().await {
@@ -109,6 +113,8 @@ fn too_large(limit: usize) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::stream;
+
     use super::*;
 
     #[test]
@@ -128,5 +134,13 @@ mod tests {
         {
             assert!(!is_json(kind), "{kind}");
         }
+    }
+
+    #[actix_web::test]
+    async fn a_body_that_never_ends_is_given_up() {
+        let begun = stream::iter([Ok(Bytes::from_static(b"{"))]).chain(stream::pending()).boxed_local();
+        let payload = Payload::Stream { payload: begun };
+        let error = read_within(Duration::from_millis(20), payload, 100).await.unwrap_err();
+        assert_eq!(error, ApiError::invalid("the body did not arrive within 0.02 s"));
     }
 }

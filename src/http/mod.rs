@@ -30,6 +30,8 @@ mod strict;
 
 #[cfg(test)]
 mod surface_tests;
+#[cfg(test)]
+mod view_tests;
 
 use std::time::Instant;
 
