@@ -1,7 +1,7 @@
 //! The state machine of one group: (state, commands, now) → (state, replies). No IO, no async, no clock.
 //!
 //! The modules follow `docs/protocol.md`, so that a rule's number is its address: [`group`] and [`member`]
-//! (the state, 1 and 3), [`decide`] (the list of 4.1 in its order), `membership` (4.1.4-8), `ownership`
+//! (the state, 1 and 3), [`mod@decide`] (the list of 4.1 in its order), `membership` (4.1.4-8), `ownership`
 //! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `maintenance` (4.1.1), `view` (what a
 //! member is answered), [`lifecycle`] (3), [`record`] (2), [`validate`] (the invariants).
 
