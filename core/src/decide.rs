@@ -6,7 +6,7 @@ use rsc_protocol::{ErrorCode, HeartbeatRequest, HeartbeatResponse, PROTOCOL_VERS
 use crate::group::Group;
 use crate::turn::{Context, Counts, Transition, Turn};
 use crate::write::{Write, WriteKind};
-use crate::{handover, holds, maintenance, membership, ownership, record, view};
+use crate::{correction, handover, holds, maintenance, membership, ownership, record, view};
 
 /// Something to do to a group.
 #[derive(Clone, Debug)]
@@ -21,6 +21,11 @@ pub enum Command {
     },
     /// Time has passed: maintenance only (protocol 4.1.1).
     Tick,
+    /// The actor found a record that is no successor of its own last commit (protocol 5).
+    LostWrites {
+        /// The version it had committed.
+        observed_metadata_version: u64,
+    },
     /// Every shard's stream exists now: members may be admitted.
     Provisioned,
 }
@@ -86,11 +91,14 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
     let answers: Vec<Option<Answer>> = commands
         .iter()
         .map(|command| match command {
-            Command::Heartbeat {
-                path_member_id,
-                request,
-            } => Some(heartbeat(&mut turn, path_member_id, request)),
+            Command::Heartbeat { path_member_id, request } => {
+                Some(heartbeat(&mut turn, path_member_id, request))
+            }
             Command::Tick => None,
+            Command::LostWrites { observed_metadata_version } => {
+                correction::begin(&mut turn, *observed_metadata_version);
+                None
+            }
             Command::Provisioned => {
                 turn.structural |= std::mem::take(&mut turn.group.provisioning_pending);
                 None
@@ -98,6 +106,7 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
         })
         .collect();
     handover::reconcile(&mut turn);
+    correction::end_if_over(&mut turn);
     let replies = answer_all(&mut turn, commands, answers);
     finish(turn, stray_live, replies)
 }
@@ -114,16 +123,11 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
         return Answer::Status(Status::UnsupportedProtocol, reason);
     }
     if path_member_id != id {
-        return Answer::Status(
-            Status::InvalidRequest,
-            "memberId in path and body differ".to_owned(),
-        );
+        return Answer::Status(Status::InvalidRequest, "memberId in path and body differ".to_owned());
     }
     if request.member_epoch < EPOCH_LEAVE {
-        let reason = format!(
-            "memberEpoch {} means nothing: send 0 to join, -1 to leave",
-            request.member_epoch
-        );
+        let reason =
+            format!("memberEpoch {} means nothing: send 0 to join, -1 to leave", request.member_epoch);
         return Answer::Status(Status::InvalidRequest, reason);
     }
     if turn.group.provisioning_pending {
@@ -134,24 +138,25 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
         return answer;
     }
     // 3: evidence of lost metadata; identity comes first.
-    let evidence = membership::evidence_of_loss(turn, request);
-    turn.counts.evidence_of_loss += u64::from(evidence.is_some());
+    if correction::evidence(turn, request).is_some() {
+        turn.counts.evidence_of_loss += 1;
+        correction::begin_for(turn, request);
+    }
     // 3a to 6: who is it?
     if turn.member(id).is_none() {
+        correction::hold_stranger(turn, request);
         return membership::unknown(turn, request);
     }
     if let Some(answer) = membership::check_incarnation(turn, request) {
+        correction::hold_stranger(turn, request);
         return answer;
     }
     if turn.member(id).is_some_and(|member| !member.is_live()) {
+        correction::hold_stranger(turn, request);
         return membership::terminal(turn, request);
     }
     if request.member_epoch == EPOCH_JOIN {
         return membership::join_of_a_live_member(turn, request);
-    }
-    // The correction round of section 5 answers here once it is built; until then nothing is applied.
-    if let Some(reason) = evidence {
-        return Answer::retry(reason);
     }
     // 7: leaving.
     if request.member_epoch == EPOCH_LEAVE {
@@ -160,6 +165,9 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
     // 8: the epoch.
     if let Some(answer) = membership::check_epoch(turn, request) {
         return answer;
+    }
+    if correction::is_on(turn) {
+        return correction::answer(turn, request);
     }
     // 9, 10: ownership.
     ownership::check_and_accept(turn, request)
@@ -210,6 +218,7 @@ fn finish(mut turn: Turn<'_>, stray_live: &[String], replies: Vec<Reply>) -> Dec
     let changed = turn.structural || !turn.touched.is_empty();
     if turn.structural {
         handover::update_deadlines(&mut turn);
+        correction::note_acknowledgements(&mut turn);
         turn.group.state = turn.group.derived_state();
         turn.group.store_revision += 1;
     }
@@ -217,13 +226,7 @@ fn finish(mut turn: Turn<'_>, stray_live: &[String], replies: Vec<Reply>) -> Dec
         turn.group.updated_at = turn.now;
     }
     let write = changed.then(|| write_of(&turn, stray_live));
-    Decision {
-        group: turn.group,
-        write,
-        replies,
-        transitions: turn.transitions,
-        counts: turn.counts,
-    }
+    Decision { group: turn.group, write, replies, transitions: turn.transitions, counts: turn.counts }
 }
 
 fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
@@ -232,28 +235,17 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
         let live = serde_json::to_string(&group.members.get(id)?.live).ok()?;
         Some((id.clone(), live))
     });
-    let kind = if turn.structural {
-        structural(group)
-    } else {
-        WriteKind::LeaseOnly
-    };
+    let kind = if turn.structural { structural(group) } else { WriteKind::LeaseOnly };
     let mut removed_live = turn.removed.clone();
     if turn.structural {
-        removed_live.extend(
-            stray_live
-                .iter()
-                .filter(|id| !turn.touched.contains(*id))
-                .cloned(),
-        );
+        removed_live.extend(stray_live.iter().filter(|id| !turn.touched.contains(*id)).cloned());
     }
     Write {
         kind,
         live: live.collect(),
         removed_live,
         updated_at: group.updated_at,
-        history: turn
-            .version_moved
-            .then(|| history_entry(group, &turn.transitions)),
+        history: turn.version_moved.then(|| history_entry(group, &turn.transitions)),
     }
 }
 
@@ -264,10 +256,7 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
 )]
 pub(crate) fn structural(group: &Group) -> WriteKind {
     let aggregate = record::aggregate(group).expect("a group is always representable as JSON");
-    WriteKind::Structural {
-        aggregate,
-        revision: group.store_revision,
-    }
+    WriteKind::Structural { aggregate, revision: group.store_revision }
 }
 
 /// One compact history entry (protocol 2): for people, never read back as truth.

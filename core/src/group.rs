@@ -48,8 +48,10 @@ pub struct Group {
     pub migrations: serde_json::Map<String, serde_json::Value>,
     /// The running migration.
     pub active_resharding_id: Option<String>,
-    /// The running correction round; not interpreted in this version (protocol 5).
-    pub metadata_correction: Option<serde_json::Value>,
+    /// The running correction round (protocol 5).
+    pub metadata_correction: Option<Correction>,
+    /// Who has begun or restarted a round and has not synchronised since (protocol 5).
+    pub correction_starters: Vec<CorrectionStarter>,
     /// When the group was created.
     pub created_at: Timestamp,
     /// When the record was last written; time never runs behind it.
@@ -76,6 +78,9 @@ pub struct Hold {
     pub cause: HoldCause,
     /// When it ends: the party's lease end, at most one lease away.
     pub until: Timestamp,
+    /// When it was set; a hold that moves with a lease does so for one rebalance timeout at most.
+    #[serde(default)]
+    pub since: Timestamp,
 }
 
 /// Why a hold was set.
@@ -88,6 +93,57 @@ pub enum HoldCause {
     RebalanceTimeout,
     /// Another incarnation took the member's place.
     Superseded,
+    /// Claimed by a party that speaks from a future that Redis lost (protocol 5).
+    LostFuture,
+}
+
+/// A running correction round: Redis lost writes, and everybody is brought back to what it still has
+/// (protocol 5).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Correction {
+    /// The version that Redis had when the round began.
+    #[serde(default)]
+    pub target_metadata_version: u64,
+    /// The highest version that anybody spoke from.
+    #[serde(default)]
+    pub observed_metadata_version: u64,
+    /// When the round began, or began anew at a further sign of loss. Names the round.
+    #[serde(default)]
+    pub requested_at: Timestamp,
+    /// When the round was last changed.
+    #[serde(default)]
+    pub updated_at: Timestamp,
+    /// Who has set holds in this round: each party does so once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hold_setters: Vec<CorrectionParty>,
+    /// Members that had synchronised when the aggregate was last written; their live fields are the truth.
+    #[serde(default)]
+    pub acknowledged_members: Vec<String>,
+}
+
+/// A (member, instance), known to the group or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CorrectionParty {
+    /// The member.
+    pub member_id: String,
+    /// Its incarnation; `None` for a client that sends no `instanceId`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
+}
+
+/// A (member, instance) whose report began or restarted a round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CorrectionStarter {
+    /// The member.
+    pub member_id: String,
+    /// Its incarnation; `None` for a client that sends no `instanceId`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
+    /// When its report began or restarted a round.
+    pub started_at: Timestamp,
 }
 
 impl Group {
@@ -96,12 +152,7 @@ impl Group {
     #[must_use]
     pub fn read_set(&self) -> std::ops::Range<u32> {
         let beyond = match self.active_resharding_id {
-            Some(_) => self
-                .targets
-                .values()
-                .filter_map(ShardSet::last)
-                .max()
-                .map_or(0, |last| last + 1),
+            Some(_) => self.targets.values().filter_map(ShardSet::last).max().map_or(0, |last| last + 1),
             None => 0,
         };
         0..self.shard_count.max(beyond)
@@ -123,11 +174,7 @@ impl Group {
     pub fn holders(&self) -> BTreeMap<u32, &str> {
         self.live_members()
             .flat_map(|(id, member)| {
-                member
-                    .holding()
-                    .iter()
-                    .map(|shard| (shard, id.as_str()))
-                    .collect::<Vec<_>>()
+                member.holding().iter().map(|shard| (shard, id.as_str())).collect::<Vec<_>>()
             })
             .collect()
     }
@@ -135,9 +182,24 @@ impl Group {
     /// Whether a hold that has not ended at `now` blocks new grants of `shard`.
     #[must_use]
     pub fn is_on_hold(&self, shard: u32, now: Timestamp) -> bool {
-        self.holds
-            .iter()
-            .any(|hold| hold.shard_index == shard && hold.until > now)
+        self.holds.iter().any(|hold| hold.shard_index == shard && self.hold_end(hold) > now)
+    }
+
+    /// When a hold ends. One that a round set for a live member of the accepted incarnation moves with the
+    /// member's lease while its reports name the shard (protocol 4.3).
+    #[must_use]
+    pub fn hold_end(&self, hold: &Hold) -> Timestamp {
+        match self.members.get(&hold.member_id) {
+            Some(member)
+                if hold.cause == HoldCause::LostFuture
+                    && member.is_live()
+                    && member.instance_id == hold.instance_id
+                    && member.live.lost_claims.contains(hold.shard_index) =>
+            {
+                hold.until.max(member.live.member_lease_expires_at)
+            }
+            _ => hold.until,
+        }
     }
 
     /// The state that members, target and holdings amount to (protocol 3). `STABLE` means: every live member
@@ -154,11 +216,7 @@ impl Group {
             let target = self.target(id);
             member.current == target && member.holding() == target && member.revoking.is_empty()
         });
-        if converged {
-            GroupState::Stable
-        } else {
-            GroupState::Reconciling
-        }
+        if converged { GroupState::Stable } else { GroupState::Reconciling }
     }
 
     /// The earliest instant at which time alone changes something: a lease, rebalance deadline, hold or
@@ -169,16 +227,12 @@ impl Group {
         let of_members = self.members.values().filter_map(|member| {
             if member.is_live() {
                 let lease = member.live.member_lease_expires_at;
-                Some(
-                    member
-                        .rebalance_deadline_at
-                        .map_or(lease, |deadline| deadline.min(lease)),
-                )
+                Some(member.rebalance_deadline_at.map_or(lease, |deadline| deadline.min(lease)))
             } else {
                 member.terminated_at.map(|at| at.plus(retention))
             }
         });
-        of_members.chain(self.holds.iter().map(|hold| hold.until)).min()
+        of_members.chain(self.holds.iter().map(|hold| self.hold_end(hold))).min()
     }
 
     /// What producers are told (protocol 7); `cache_ttl_ms` is cut to what the record allows.
@@ -197,9 +251,7 @@ impl Group {
     #[must_use]
     pub fn response(&self) -> GroupResponse {
         let count = |members: &mut dyn Iterator<Item = (&String, usize)>| {
-            members
-                .map(|(id, shards)| (id.clone(), shards))
-                .collect::<BTreeMap<_, _>>()
+            members.map(|(id, shards)| (id.clone(), shards)).collect::<BTreeMap<_, _>>()
         };
         GroupResponse {
             stream_prefix: self.key.stream_prefix().to_owned(),

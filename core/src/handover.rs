@@ -3,21 +3,18 @@
 use rsc_protocol::AssignedShard;
 use rsc_protocol::Timestamp;
 
-use crate::assignment;
 use crate::group::Group;
-use crate::member::Grant;
+use crate::member::{Grant, Member};
 use crate::settings::millis;
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
+use crate::{assignment, correction};
 
 /// Whether `shard` could be granted to `id` now: its target, held by nobody else, not on hold.
 pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
     turn.context.may_grant
-        && turn
-            .group
-            .targets
-            .get(id)
-            .is_some_and(|target| target.contains(shard))
+        && !correction::is_on(turn)
+        && turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
         && !turn.group.is_on_hold(shard, turn.now)
         && !turn.is_held_by_another(id, shard)
 }
@@ -32,10 +29,7 @@ pub(crate) fn reconcile(turn: &mut Turn<'_>) {
 
 /// Whether the target names every shard of the read set once and only assignable members, each of them.
 fn covers(group: &Group) -> bool {
-    let assignable = group
-        .members
-        .iter()
-        .filter(|(_, member)| member.state.is_assignable());
+    let assignable = group.members.iter().filter(|(_, member)| member.state.is_assignable());
     let (mut members, mut shards) = (0, 0);
     for (id, _) in assignable {
         let Some(target) = group.targets.get(id) else {
@@ -88,11 +82,7 @@ pub(crate) struct Entitlement {
 /// Grants `id` what is its target and nobody else's, and marks what this answer leaves out. Called exactly
 /// for an answer that the member will act upon.
 pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
-    let none = || Entitlement {
-        assigned: Vec::new(),
-        pending: ShardSet::new(),
-        revoking: ShardSet::new(),
-    };
+    let none = || Entitlement { assigned: Vec::new(), pending: ShardSet::new(), revoking: ShardSet::new() };
     let Some(member) = turn.member(id) else {
         return none();
     };
@@ -118,31 +108,45 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
             granted.insert(shard);
         }
     }
-    let left_out = member
-        .granted
-        .iter()
-        .any(|(shard, grant)| !assigned.contains(*shard) && !grant.left_out);
     if !granted.is_empty() {
         record_grants(turn, id, &granted);
     }
-    if left_out && let Some(member) = turn.change(id) {
+    mark_left_out(turn, id, &assigned);
+    Entitlement { assigned: with_tokens(&turn.group, &assigned), pending, revoking }
+}
+
+/// What a member keeps in a correction round: of its target what it holds and has just reported to own
+/// (protocol 5). Nothing is granted.
+pub(crate) fn keep(turn: &mut Turn<'_>, id: &str, reported: &ShardSet) -> Entitlement {
+    let target = turn.group.target(id);
+    let holding = turn.member(id).map(Member::holding).unwrap_or_default();
+    let assigned: ShardSet =
+        target.iter().filter(|shard| holding.contains(*shard) && reported.contains(*shard)).collect();
+    mark_left_out(turn, id, &assigned);
+    let (pending, revoking) = (target.minus(&assigned), holding.minus(&target));
+    Entitlement { assigned: with_tokens(&turn.group, &assigned), pending, revoking }
+}
+
+/// Marks the grants that this answer leaves out: the member is told to drain them (protocol 1).
+fn mark_left_out(turn: &mut Turn<'_>, id: &str, assigned: &ShardSet) {
+    let is_new = |member: &Member| {
+        member.granted.iter().any(|(shard, grant)| !assigned.contains(*shard) && !grant.left_out)
+    };
+    if turn.member(id).is_some_and(is_new)
+        && let Some(member) = turn.change(id)
+    {
         for (shard, grant) in &mut member.granted {
             grant.left_out |= !assigned.contains(*shard);
         }
     }
-    let tokens = &turn.group.fencing_tokens;
-    let assigned = assigned
+}
+
+fn with_tokens(group: &Group, shards: &ShardSet) -> Vec<AssignedShard> {
+    let token = |shard_index| group.fencing_tokens.get(&shard_index).copied();
+    shards
         .iter()
-        .map(|shard_index| AssignedShard {
-            shard_index,
-            fencing_token: tokens.get(&shard_index).copied(),
-        })
-        .collect();
-    Entitlement {
-        assigned,
-        pending,
-        revoking,
-    }
+        .map(|shard_index| AssignedShard { shard_index, fencing_token: token(shard_index) })
+        .collect()
 }
 
 fn record_grants(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) {
@@ -152,28 +156,29 @@ fn record_grants(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) {
         draw_fencing_token(&mut turn.group, shard, now);
     }
     if let Some(member) = turn.change(id) {
-        let grant = Grant {
-            metadata_version,
-            left_out: false,
-        };
+        let grant = Grant { metadata_version, left_out: false };
         member.granted.extend(shards.iter().map(|shard| (shard, grant)));
     }
     turn.counts.grants += u64::try_from(shards.len()).unwrap_or(u64::MAX);
-    turn.note(Transition::Granted {
-        member_id: id.to_owned(),
-        shards: ranges(shards),
-    });
+    turn.note(Transition::Granted { member_id: id.to_owned(), shards: ranges(shards) });
 }
 
 /// max(previous + 1, Redis time in ms), so that it grows even where the record lost the previous one
 /// (protocol 4).
 fn draw_fencing_token(group: &mut Group, shard: u32, now: Timestamp) {
     let at_least = u64::try_from(now.as_millis()).unwrap_or(0);
-    let token = group
-        .fencing_tokens
-        .get(&shard)
-        .map_or(at_least, |previous| at_least.max(previous + 1));
+    let token = group.fencing_tokens.get(&shard).map_or(at_least, |previous| at_least.max(previous + 1));
     group.fencing_tokens.insert(shard, token);
+}
+
+/// Whether the member might be touching a shard that is not its target.
+pub(crate) fn holds_beyond_target(member: &Member, target: Option<&ShardSet>) -> bool {
+    member
+        .current
+        .iter()
+        .chain(member.granted.keys().copied())
+        .chain(member.revoking.keys().copied())
+        .any(|shard| !target.is_some_and(|target| target.contains(shard)))
 }
 
 /// Starts the drain's clock of each live member the moment it holds something beyond its target, and stops
@@ -182,14 +187,7 @@ pub(crate) fn update_deadlines(turn: &mut Turn<'_>) {
     let now = turn.now;
     let targets = &turn.group.targets;
     for (id, member) in &mut turn.group.members {
-        let target = targets.get(id);
-        let holds_more = member.is_live()
-            && member
-                .current
-                .iter()
-                .chain(member.granted.keys().copied())
-                .chain(member.revoking.keys().copied())
-                .any(|shard| !target.is_some_and(|target| target.contains(shard)));
+        let holds_more = member.is_live() && holds_beyond_target(member, targets.get(id));
         if !holds_more {
             member.rebalance_deadline_at = None;
         } else if member.rebalance_deadline_at.is_none() {

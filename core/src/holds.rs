@@ -24,6 +24,7 @@ pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldC
             sequence,
             cause,
             until,
+            since: turn.now,
         });
     }
     turn.structural = true;
@@ -57,7 +58,9 @@ pub(crate) fn lift_what_stopped(turn: &mut Turn<'_>, request: &HeartbeatRequest)
 
 /// Removes holds whose time is over.
 pub(crate) fn drop_ended(turn: &mut Turn<'_>) {
-    let (now, before) = (turn.now, turn.group.holds.len());
-    turn.group.holds.retain(|hold| hold.until > now);
-    turn.structural |= turn.group.holds.len() != before;
+    let ended: Vec<bool> =
+        turn.group.holds.iter().map(|hold| turn.group.hold_end(hold) <= turn.now).collect();
+    turn.structural |= ended.contains(&true);
+    let mut ended = ended.into_iter();
+    turn.group.holds.retain(|_| !ended.next().unwrap_or(false));
 }

@@ -2,10 +2,11 @@
 //!
 //! The modules follow `docs/protocol.md`, so that a rule's number is its address: [`group`] and [`member`]
 //! (the state, 1 and 3), [`decide`] (the list of 4.1 in its order), `membership` (4.1.4-8), `ownership`
-//! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `maintenance` (4.1.1), `view` (what a
+//! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `correction` (5), `maintenance` (4.1.1), `view` (what a
 //! member is answered), [`lifecycle`] (3), [`record`] (2), [`validate`] (the invariants).
 
 pub mod assignment;
+mod correction;
 pub mod decide;
 pub mod group;
 mod handover;
@@ -24,7 +25,7 @@ pub mod view;
 pub mod write;
 
 pub use decide::{Command, Decision, Reply, decide};
-pub use group::{Group, Hold, HoldCause};
+pub use group::{Correction, Group, Hold, HoldCause};
 pub use member::Member;
 pub use record::{LoadError, Loaded, load};
 pub use settings::Settings;

@@ -51,6 +51,7 @@ pub fn create(
         migrations: serde_json::Map::new(),
         active_resharding_id: None,
         metadata_correction: None,
+        correction_starters: Vec::new(),
         created_at: now.max(reached.deleted_at),
         updated_at: now.max(reached.deleted_at),
         unknown: serde_json::Map::new(),

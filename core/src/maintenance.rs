@@ -6,35 +6,32 @@ use crate::group::HoldCause;
 use crate::member::{Member, Termination};
 use crate::settings::millis;
 use crate::turn::Turn;
-use crate::{holds, membership};
+use crate::{correction, holds, membership};
 
 /// Expires live members whose lease is over, fences stuck drainers, prunes old terminal members, unless this
 /// instance has been out of service; keeps the recorded routing lease true (protocol 7).
 pub(crate) fn run(turn: &mut Turn<'_>) {
-    if turn.context.may_expire {
+    // A young round is the sign of a loss that took lease renewals with it (protocol 4.1.1).
+    if turn.context.may_expire && !correction::is_young(turn) {
         expire(turn);
         fence_stuck_drainers(turn);
+        correction::fence_stuck(turn);
         prune(turn);
     }
     holds::drop_ended(turn);
+    correction::forget_starters(turn);
+    correction::end_if_over(turn);
     keep_routing_lease(turn);
 }
 
 fn members_where(turn: &Turn<'_>, due: impl Fn(&Member) -> bool) -> Vec<String> {
-    turn.group
-        .members
-        .iter()
-        .filter(|(_, member)| due(member))
-        .map(|(id, _)| id.clone())
-        .collect()
+    turn.group.members.iter().filter(|(_, member)| due(member)).map(|(id, _)| id.clone()).collect()
 }
 
 /// A leaver that falls silent expires too: it must not block its shards until the rebalance timeout.
 fn expire(turn: &mut Turn<'_>) {
     let now = turn.now;
-    for id in members_where(turn, |member| {
-        member.is_live() && member.live.member_lease_expires_at <= now
-    }) {
+    for id in members_where(turn, |member| member.is_live() && member.live.member_lease_expires_at <= now) {
         membership::terminate(turn, &id, MemberState::Expired, Termination::LeaseExpired);
         turn.counts.leases_expired += 1;
     }
@@ -63,6 +60,7 @@ fn prune(turn: &mut Turn<'_>) {
     });
     for id in over {
         turn.group.members.remove(&id);
+        turn.group.correction_starters.retain(|starter| starter.member_id != id);
         turn.touched.remove(&id);
         turn.removed.push(id);
         turn.structural = true;
@@ -72,10 +70,7 @@ fn prune(turn: &mut Turn<'_>) {
 /// Raises the recorded routing lease before a longer one is handed out, and lowers it only once the longest
 /// one that may be out has run out (protocol 7).
 fn keep_routing_lease(turn: &mut Turn<'_>) {
-    let (used, recorded) = (
-        turn.context.settings.routing_cache_ttl_ms,
-        turn.group.max_routing_cache_ttl_ms,
-    );
+    let (used, recorded) = (turn.context.settings.routing_cache_ttl_ms, turn.group.max_routing_cache_ttl_ms);
     let may_lower = turn.context.routing_ttl_age_ms > recorded;
     if used > recorded || (used < recorded && may_lower) {
         turn.group.max_routing_cache_ttl_ms = used;

@@ -10,7 +10,7 @@ use crate::member::{Live, Member, Superseded, Termination};
 use crate::settings::millis;
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
-use crate::{holds, ownership};
+use crate::{correction, holds, ownership};
 
 /// Superseded incarnations that are always remembered; younger ones than a lease are kept beyond that, up
 /// to `SUPERSEDED_AT_MOST`.
@@ -27,9 +27,7 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
     }
     let applied = member.live.sequence?;
     if sequence < applied {
-        return Some(Answer::retry(format!(
-            "sequence {sequence} is late: {applied} is already applied"
-        )));
+        return Some(Answer::retry(format!("sequence {sequence} is late: {applied} is already applied")));
     }
     if sequence > applied {
         return None;
@@ -42,35 +40,7 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
     if request.member_epoch == EPOCH_LEAVE && member.has_left() {
         return Some(Answer::View);
     }
-    Some(Answer::fenced(
-        "the membership that this message belonged to is over: rejoin with epoch 0",
-    ))
-}
-
-/// Rule 3: does the request show that Redis lost writes (protocol 5)? The sentence says how.
-pub(crate) fn evidence_of_loss(turn: &Turn<'_>, request: &HeartbeatRequest) -> Option<String> {
-    let (version, reported) = (turn.recorded_version, request.metadata_version);
-    if reported > version {
-        return Some(format!(
-            "metadataVersion {reported} was reported but the record is at {version}"
-        ));
-    }
-    let known = turn.member(&request.member_id)?;
-    let token_differs = request.metadata_token.as_deref().is_some_and(|token| {
-        !token.is_empty() && !turn.recorded_token.is_empty() && token != turn.recorded_token
-    });
-    if reported == version && token_differs {
-        return Some(format!(
-            "metadataVersion {version} was reported with another metadataToken"
-        ));
-    }
-    let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
-    (epoch > known.live.member_epoch).then(|| {
-        format!(
-            "memberEpoch {epoch} was reported but the record is at {}",
-            known.live.member_epoch
-        )
-    })
+    Some(Answer::fenced("the membership that this message belonged to is over: rejoin with epoch 0"))
 }
 
 /// Rule 3a: who is not the accepted incarnation never touches it, unless it joins.
@@ -105,9 +75,7 @@ pub(crate) fn unknown(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer
         return refusal;
     }
     admit(turn, request);
-    turn.note(Transition::MemberJoined {
-        member_id: request.member_id.clone(),
-    });
+    turn.note(Transition::MemberJoined { member_id: request.member_id.clone() });
     Answer::View
 }
 
@@ -120,9 +88,7 @@ pub(crate) fn terminal(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answe
                 return refusal;
             }
             admit(turn, request);
-            turn.note(Transition::MemberRejoined {
-                member_id: request.member_id.clone(),
-            });
+            turn.note(Transition::MemberRejoined { member_id: request.member_id.clone() });
             Answer::View
         }
         EPOCH_LEAVE if left => Answer::View,
@@ -137,13 +103,10 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
         return Answer::retry("the member has just gone");
     };
     if let Some(instance) = &request.instance_id
-        && member
-            .superseded
-            .iter()
-            .any(|former| former.instance_id == *instance)
+        && member.superseded.iter().any(|former| former.instance_id == *instance)
     {
-        if !member.heard {
-            return Answer::retry("this incarnation was superseded by one that has not been heard yet");
+        if !member.heard || correction::is_on(turn) {
+            return Answer::retry("this incarnation was superseded, and its successor is yet to be heard");
         }
         let reason = format!("memberId {id} is used by two running processes: give each its own");
         return Answer::Status(Status::InvalidRequest, reason);
@@ -163,9 +126,7 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     };
     if same_instance && newer {
         admit(turn, request);
-        turn.note(Transition::MemberRestarted {
-            member_id: id.clone(),
-        });
+        turn.note(Transition::MemberRestarted { member_id: id.clone() });
         return Answer::View;
     }
     let late_copy_of_instance =
@@ -184,23 +145,18 @@ fn same_join_again(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
     if let Some(member) = turn.touch(&request.member_id) {
         member.live.sequence = member.live.sequence.max(counted_sequence(request));
     }
+    correction::acknowledge(turn, &request.member_id);
     Answer::View
 }
 
 /// A restart, or a second process with the same id: the newcomer takes the place, everything the former
 /// incarnation held goes on hold until its lease would have run out (protocol 4.3).
 fn supersede(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
-    let held = turn
-        .member(&request.member_id)
-        .map(Member::holding)
-        .unwrap_or_default();
+    let held = turn.member(&request.member_id).map(Member::holding).unwrap_or_default();
     holds::set(turn, &request.member_id, &held, HoldCause::Superseded, None);
     turn.counts.superseded += 1;
     admit(turn, request);
-    turn.note(Transition::MemberSuperseded {
-        member_id: request.member_id.clone(),
-        held: ranges(&held),
-    });
+    turn.note(Transition::MemberSuperseded { member_id: request.member_id.clone(), held: ranges(&held) });
 }
 
 fn refuse_beyond_limit(turn: &Turn<'_>) -> Option<Answer> {
@@ -220,34 +176,21 @@ fn counted_sequence(request: &HeartbeatRequest) -> Option<u64> {
 
 /// Makes the sender of `request` the accepted incarnation, with a new epoch and nothing held.
 fn admit(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
+    correction::freeze_holds(turn, &request.member_id);
     let epoch = turn.change_membership();
     let (now, settings) = (turn.now, &turn.context.settings);
     let (ttl, join_metadata_version) = (settings.member_lease_ttl_ms, turn.group.metadata_version);
     let former = turn.group.members.remove(&request.member_id);
-    let mut superseded = former
-        .as_ref()
-        .map(|member| member.superseded.clone())
-        .unwrap_or_default();
+    let mut superseded = former.as_ref().map(|member| member.superseded.clone()).unwrap_or_default();
     if let Some(instance_id) = former.as_ref().and_then(|member| member.instance_id.clone()) {
-        superseded.push(Superseded {
-            instance_id,
-            superseded_at: now,
-        });
+        superseded.push(Superseded { instance_id, superseded_at: now });
     }
     superseded.retain(|one| Some(&one.instance_id) != request.instance_id.as_ref());
     forget_old_incarnations(&mut superseded, turn);
     let same_instance = request.instance_id.is_some()
-        && former
-            .as_ref()
-            .is_some_and(|member| member.instance_id == request.instance_id);
-    let sequence_before = former
-        .as_ref()
-        .filter(|_| same_instance)
-        .and_then(|member| member.live.sequence);
-    let lease_before = former
-        .as_ref()
-        .map(|member| member.live.member_lease_expires_at)
-        .unwrap_or_default();
+        && former.as_ref().is_some_and(|member| member.instance_id == request.instance_id);
+    let sequence_before = former.as_ref().filter(|_| same_instance).and_then(|member| member.live.sequence);
+    let lease_before = former.as_ref().map(|member| member.live.member_lease_expires_at).unwrap_or_default();
     let member = Member {
         member_name: request.member_name.clone(),
         state: MemberState::Starting,
@@ -275,19 +218,20 @@ fn admit(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
             shard_progress: Vec::new(),
             member_epoch: epoch,
             confirmed_member_epoch: epoch,
+            ..Live::default()
         },
         unknown: former.map(|member| member.unknown).unwrap_or_default(),
     };
     turn.group.members.insert(request.member_id.clone(), member);
     turn.touched.insert(request.member_id.clone());
+    // Who starts with nothing has nothing to correct (protocol 5).
+    correction::acknowledge(turn, &request.member_id);
 }
 
 fn forget_old_incarnations(superseded: &mut Vec<Superseded>, turn: &Turn<'_>) {
     let lease = millis(turn.context.settings.member_lease_ttl_ms);
     while superseded.len() > SUPERSEDED_REMEMBERED {
-        let oldest_is_young = superseded
-            .first()
-            .is_some_and(|one| turn.now.since(one.superseded_at) < lease);
+        let oldest_is_young = superseded.first().is_some_and(|one| turn.now.since(one.superseded_at) < lease);
         if oldest_is_young && superseded.len() <= SUPERSEDED_AT_MOST {
             break;
         }
@@ -297,9 +241,7 @@ fn forget_old_incarnations(superseded: &mut Vec<Superseded>, turn: &Turn<'_>) {
 
 pub(crate) fn busy_workers(request: &HeartbeatRequest) -> u32 {
     let capacity = request.runtime_consumer_capacity;
-    capacity
-        .runtime_max_concurrency
-        .saturating_sub(capacity.available_concurrency)
+    capacity.runtime_max_concurrency.saturating_sub(capacity.available_concurrency)
 }
 
 /// Extends the member's lease from now; a lease end never moves backwards (protocol 2).
@@ -343,20 +285,21 @@ pub(crate) fn leave(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
         if let Some(member) = turn.change(id) {
             member.state = MemberState::Leaving;
         }
-        turn.note(Transition::MemberLeaving {
-            member_id: id.clone(),
-        });
+        turn.note(Transition::MemberLeaving { member_id: id.clone() });
     }
     ownership::accept_cut(turn, request);
+    if correction::is_on(turn) {
+        // What it reports beyond its holding is held; there is nothing else to correct in a leaver.
+        correction::hold_claims_of_member(turn, request, &ownership::claims(request));
+        correction::acknowledge(turn, id);
+    }
     depart_if_done(turn, id);
     Answer::View
 }
 
 /// A leaving member that holds nothing any more has left.
 pub(crate) fn depart_if_done(turn: &mut Turn<'_>, id: &str) {
-    let done = turn
-        .member(id)
-        .is_some_and(|m| m.state == MemberState::Leaving && m.holds_nothing());
+    let done = turn.member(id).is_some_and(|m| m.state == MemberState::Leaving && m.holds_nothing());
     if done {
         terminate(turn, id, MemberState::Expired, Termination::Left);
     }
@@ -365,6 +308,7 @@ pub(crate) fn depart_if_done(turn: &mut Turn<'_>, id: &str) {
 /// Ends a membership: the member holds nothing from now on. Holds, where they are due, are set before.
 pub(crate) fn terminate(turn: &mut Turn<'_>, id: &str, state: MemberState, cause: Termination) {
     let held = turn.member(id).map(Member::holding).unwrap_or_default();
+    correction::freeze_holds(turn, id);
     let epoch = turn.change_membership();
     let now = turn.now;
     if let Some(member) = turn.change(id) {
@@ -377,11 +321,7 @@ pub(crate) fn terminate(turn: &mut Turn<'_>, id: &str, state: MemberState, cause
             member.live.confirmed_member_epoch = epoch;
         }
     }
-    turn.note(Transition::MemberGone {
-        member_id: id.to_owned(),
-        cause,
-        held: ranges(&held),
-    });
+    turn.note(Transition::MemberGone { member_id: id.to_owned(), cause, held: ranges(&held) });
 }
 
 /// Rule 8: epochs from the confirmed one up to the current one are the member's own; answers with the newer
@@ -396,12 +336,11 @@ pub(crate) fn check_epoch(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Op
         );
         return Some(Answer::fenced(reason));
     }
-    if epoch > member.live.member_epoch {
-        return Some(Answer::fenced(
-            "memberEpoch was never handed out: rejoin with epoch 0",
-        ));
+    if epoch > member.live.member_epoch && !correction::is_on(turn) {
+        return Some(Answer::fenced("memberEpoch was never handed out: rejoin with epoch 0"));
     }
     if epoch > member.live.confirmed_member_epoch
+        && epoch <= member.live.member_epoch
         && let Some(member) = turn.touch(&request.member_id)
     {
         member.live.confirmed_member_epoch = epoch;

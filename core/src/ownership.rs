@@ -10,7 +10,7 @@ use crate::group::HoldCause;
 use crate::member::{Member, Revoking, Termination};
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
-use crate::{handover, holds, membership};
+use crate::{correction, handover, holds, membership};
 
 /// What a heartbeat reports, as sets.
 struct Report {
@@ -19,23 +19,21 @@ struct Report {
     draining: BTreeMap<u32, Revoking>,
 }
 
+/// Every shard a report names as owned or not yet drained.
+pub(crate) fn claims(request: &HeartbeatRequest) -> ShardSet {
+    Report::of(request).claims().collect()
+}
+
 impl Report {
     fn of(request: &HeartbeatRequest) -> Self {
         Report {
-            owned: request
-                .owned_shards
-                .iter()
-                .map(|shard| shard.shard_index)
-                .collect(),
+            owned: request.owned_shards.iter().map(|shard| shard.shard_index).collect(),
             draining: request
                 .revoking_shards
                 .iter()
                 .filter(|report| !report.is_finished())
                 .map(|report| {
-                    let revoking = Revoking {
-                        state: report.state,
-                        in_flight: report.in_flight,
-                    };
+                    let revoking = Revoking { state: report.state, in_flight: report.in_flight };
                     (report.shard.shard_index, revoking)
                 })
                 .collect(),
@@ -53,7 +51,7 @@ impl Report {
 
 /// Rules 9 and 10 for a heartbeat that passed every check of identity and epoch.
 pub(crate) fn check_and_accept(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
-    let report = Report::of(request);
+    let mut report = Report::of(request);
     let illegal = illegal_claims(turn, request, &report);
     if !illegal.is_empty() {
         return fence_for_claims(turn, request, &report, &illegal);
@@ -65,6 +63,7 @@ pub(crate) fn check_and_accept(turn: &mut Turn<'_>, request: &HeartbeatRequest) 
     {
         member.state = MemberState::Active;
     }
+    cut_to_what_redis_gives(turn, request, &mut report);
     accept(turn, request, report);
     membership::depart_if_done(turn, &request.member_id);
     Answer::View
@@ -89,10 +88,42 @@ fn illegal_claims(turn: &Turn<'_>, request: &HeartbeatRequest, report: &Report) 
     let Some(member) = turn.member(id) else {
         return ShardSet::new();
     };
+    let in_round = correction::is_on(turn);
     report
         .claims()
-        .filter(|shard| !member.holds(*shard) && !handover::is_grantable(turn, id, *shard))
+        .filter(|shard| {
+            let held_for_it = in_round
+                && (correction::has_own_hold(turn, id, *shard)
+                    || correction::is_nobodys_target(turn, id, *shard));
+            !member.holds(*shard) && !held_for_it && !handover::is_grantable(turn, id, *shard)
+        })
         .collect()
+}
+
+/// In a round a report is first cut to what the member holds or nobody does; the rest stays on its hold
+/// alone, and a hold whose shard the report no longer names is over (rule 10, protocol 4.3).
+fn cut_to_what_redis_gives(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: &mut Report) {
+    if !correction::is_on(turn) {
+        return;
+    }
+    let id = &request.member_id;
+    let claims: ShardSet = report.claims().collect();
+    let given: ShardSet = claims
+        .iter()
+        .filter(|shard| {
+            turn.member(id).is_some_and(|member| member.holds(*shard))
+                || correction::is_nobodys_target(turn, id, *shard)
+        })
+        .collect();
+    report.owned = report.owned.iter().filter(|shard| given.contains(*shard)).collect();
+    report.draining.retain(|shard, _| given.contains(*shard));
+    let lost = claims.minus(&given);
+    correction::lift_own_holds(turn, id, &lost);
+    if turn.member(id).is_some_and(|member| member.live.lost_claims != lost)
+        && let Some(member) = turn.touch(id)
+    {
+        member.live.lost_claims = lost;
+    }
 }
 
 fn fence_for_claims(
@@ -148,10 +179,7 @@ fn accept(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: Report) {
     if !released.is_empty() {
         turn.move_version();
         turn.counts.releases += u64::try_from(released.len()).unwrap_or(u64::MAX);
-        turn.note(Transition::Released {
-            member_id: id.clone(),
-            shards: ranges(&released),
-        });
+        turn.note(Transition::Released { member_id: id.clone(), shards: ranges(&released) });
     }
 }
 
@@ -161,12 +189,7 @@ fn progress_rows(request: &HeartbeatRequest) -> (Vec<rsc_protocol::ShardProgress
         .owned_shards
         .iter()
         .map(|shard| shard.shard_index)
-        .chain(
-            request
-                .revoking_shards
-                .iter()
-                .map(|report| report.shard.shard_index),
-        )
+        .chain(request.revoking_shards.iter().map(|report| report.shard.shard_index))
         .collect();
     let mut seen = ShardSet::new();
     let rows: Vec<_> = request

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Group, Hold};
+use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Correction, CorrectionStarter, Group, Hold};
 use crate::member::{Grant, Live, Member, Revoking, Superseded, Termination};
 use crate::settings::{Settings, millis};
 use crate::shards::ShardSet;
@@ -96,10 +96,8 @@ fn text<'a>(fields: &'a RawFields, field: &'static str) -> Result<Option<&'a str
     let Some(bytes) = fields.get(field) else {
         return Ok(None);
     };
-    let text = std::str::from_utf8(bytes).map_err(|_| LoadError::Field {
-        field,
-        problem: "not UTF-8".to_owned(),
-    })?;
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| LoadError::Field { field, problem: "not UTF-8".to_owned() })?;
     Ok(Some(text))
 }
 
@@ -107,10 +105,7 @@ fn number(fields: &RawFields, field: &'static str) -> Result<Option<u64>, LoadEr
     let Some(text) = text(fields, field)? else {
         return Ok(None);
     };
-    let problem = || LoadError::Field {
-        field,
-        problem: "not a whole number".to_owned(),
-    };
+    let problem = || LoadError::Field { field, problem: "not a whole number".to_owned() };
     text.trim().parse().map(Some).map_err(|_| problem())
 }
 
@@ -120,10 +115,8 @@ fn number(fields: &RawFields, field: &'static str) -> Result<Option<u64>, LoadEr
 /// When `revision` is absent or one of the numbers is none.
 pub fn stamp(fields: &RawFields) -> Result<Stamp, LoadError> {
     Ok(Stamp {
-        revision: number(fields, "revision")?.ok_or(LoadError::Field {
-            field: "revision",
-            problem: "absent".to_owned(),
-        })?,
+        revision: number(fields, "revision")?
+            .ok_or(LoadError::Field { field: "revision", problem: "absent".to_owned() })?,
         live_revision: number(fields, "liveRevision")?.unwrap_or(0),
         write_id: text(fields, "writeId")?.unwrap_or_default().to_owned(),
     })
@@ -137,30 +130,22 @@ pub fn load(group: &GroupKey, fields: &RawFields, settings: &Settings) -> Result
     if let Some(schema) = text(fields, "schemaVersion")?
         && schema.trim() != SCHEMA_VERSION.to_string()
     {
-        return Err(LoadError::Schema {
-            found: schema.to_owned(),
-        });
+        return Err(LoadError::Schema { found: schema.to_owned() });
     }
     match number(fields, "layoutVersion") {
         Ok(Some(layout)) if layout > LAYOUT_VERSION => {
-            return Err(LoadError::Layout {
-                found: layout.to_string(),
-            });
+            return Err(LoadError::Layout { found: layout.to_string() });
         }
         Ok(_) => {}
         Err(error) => return Err(error),
     }
-    let aggregate = text(fields, "aggregate")?.ok_or(LoadError::Field {
-        field: "aggregate",
-        problem: "absent".to_owned(),
-    })?;
+    let aggregate = text(fields, "aggregate")?
+        .ok_or(LoadError::Field { field: "aggregate", problem: "absent".to_owned() })?;
     // The schema first: a newer one may well not parse as ours.
     let header: Header =
         serde_json::from_str(aggregate).map_err(|error| LoadError::Aggregate(error.to_string()))?;
     if header.schema_version != SCHEMA_VERSION {
-        return Err(LoadError::Schema {
-            found: header.schema_version.to_string(),
-        });
+        return Err(LoadError::Schema { found: header.schema_version.to_string() });
     }
     check_pair(group, &header)?;
     let stamp = stamp(fields)?;
@@ -168,10 +153,7 @@ pub fn load(group: &GroupKey, fields: &RawFields, settings: &Settings) -> Result
         serde_json::from_str(aggregate).map_err(|error| LoadError::Aggregate(error.to_string()))?;
     if record.store_revision != stamp.revision {
         let (revision, store_revision) = (stamp.revision, record.store_revision);
-        return Err(LoadError::RevisionMismatch {
-            revision,
-            store_revision,
-        });
+        return Err(LoadError::RevisionMismatch { revision, store_revision });
     }
     let mut group = record.into_group(group.clone(), settings)?;
     // A lease-only commit moves the hash's `updatedAt`, which time must not run behind (protocol 2).
@@ -181,11 +163,7 @@ pub fn load(group: &GroupKey, fields: &RawFields, settings: &Settings) -> Result
         group.updated_at = group.updated_at.max(updated_at);
     }
     let stray_live = merge_live(&mut group, fields);
-    Ok(Loaded {
-        group,
-        stamp,
-        stray_live,
-    })
+    Ok(Loaded { group, stamp, stray_live })
 }
 
 #[derive(Deserialize)]
@@ -203,14 +181,10 @@ fn check_pair(group: &GroupKey, header: &Header) -> Result<(), LoadError> {
     }
     let keys = Keys::default();
     match GroupKey::new(stream_prefix.as_str(), consumer_group.as_str()) {
-        Ok(other) if keys.metadata(&other) == keys.metadata(group) => Err(LoadError::Collision {
-            stream_prefix,
-            consumer_group,
-        }),
-        _ => Err(LoadError::Foreign {
-            stream_prefix,
-            consumer_group,
-        }),
+        Ok(other) if keys.metadata(&other) == keys.metadata(group) => {
+            Err(LoadError::Collision { stream_prefix, consumer_group })
+        }
+        _ => Err(LoadError::Foreign { stream_prefix, consumer_group }),
     }
 }
 
@@ -232,9 +206,7 @@ fn merge_live(group: &mut Group, fields: &RawFields) -> Vec<String> {
 }
 
 fn merge_one(recorded: &mut Live, found: Live) {
-    let lease = recorded
-        .member_lease_expires_at
-        .max(found.member_lease_expires_at);
+    let lease = recorded.member_lease_expires_at.max(found.member_lease_expires_at);
     if found.member_epoch < recorded.confirmed_member_epoch {
         recorded.member_lease_expires_at = lease;
         return;
@@ -270,17 +242,9 @@ struct GroupRecord {
     members: BTreeMap<String, MemberRecord>,
     #[serde(default, deserialize_with = "null_is_default")]
     target_assignments: BTreeMap<String, ShardSet>,
-    #[serde(
-        default,
-        deserialize_with = "null_is_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     holds: Vec<Hold>,
-    #[serde(
-        default,
-        deserialize_with = "null_is_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     fencing_tokens: Vec<TokenRecord>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     provisioning_pending: bool,
@@ -291,7 +255,9 @@ struct GroupRecord {
     #[serde(default)]
     active_resharding_id: Option<String>,
     #[serde(default)]
-    metadata_correction: Option<Value>,
+    metadata_correction: Option<Correction>,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    correction_starters: Vec<CorrectionStarter>,
     #[serde(default)]
     created_at: Option<Timestamp>,
     #[serde(default)]
@@ -346,11 +312,7 @@ struct MemberRecord {
     instance_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sequence: Option<u64>,
-    #[serde(
-        default,
-        deserialize_with = "null_is_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     superseded: Vec<Superseded>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     join_request_id: Option<String>,
@@ -413,18 +375,13 @@ impl GroupRecord {
             members: BTreeMap::new(),
             targets: self.target_assignments,
             holds: self.holds,
-            fencing_tokens: self
-                .fencing_tokens
-                .into_iter()
-                .map(|row| (row.shard_index, row.token))
-                .collect(),
+            fencing_tokens: self.fencing_tokens.into_iter().map(|row| (row.shard_index, row.token)).collect(),
             provisioning_pending: self.provisioning_pending,
-            max_routing_cache_ttl_ms: self
-                .max_routing_cache_ttl_ms
-                .unwrap_or(ASSUMED_ROUTING_CACHE_TTL_MS),
+            max_routing_cache_ttl_ms: self.max_routing_cache_ttl_ms.unwrap_or(ASSUMED_ROUTING_CACHE_TTL_MS),
             migrations: self.migrations,
             active_resharding_id: self.active_resharding_id,
-            metadata_correction: self.metadata_correction.filter(|round| !round.is_null()),
+            metadata_correction: self.metadata_correction,
+            correction_starters: self.correction_starters,
             created_at: self.created_at.unwrap_or(updated_at),
             updated_at,
             unknown: self.unknown,
@@ -433,10 +390,7 @@ impl GroupRecord {
         let mut without_grants = Vec::new();
         for (id, record) in self.members {
             if !record.member_id.is_empty() && record.member_id != id {
-                return Err(LoadError::Aggregate(format!(
-                    "member {id} calls itself {}",
-                    record.member_id
-                )));
+                return Err(LoadError::Aggregate(format!("member {id} calls itself {}", record.member_id)));
             }
             if record.granted_assignment.is_none() && record.state.is_live() {
                 without_grants.push(id.clone());
@@ -461,14 +415,9 @@ fn assume_grants(group: &mut Group, members: &[String]) {
         let assumed = group.target(id).minus(&held_elsewhere);
         let version = group.metadata_version;
         if let Some(member) = group.members.get_mut(id) {
-            let grant = Grant {
-                metadata_version: version,
-                left_out: false,
-            };
+            let grant = Grant { metadata_version: version, left_out: false };
             let current = member.current.clone();
-            member
-                .granted
-                .extend(assumed.iter().chain(current.iter()).map(|shard| (shard, grant)));
+            member.granted.extend(assumed.iter().chain(current.iter()).map(|shard| (shard, grant)));
         }
     }
 }
@@ -477,31 +426,14 @@ impl MemberRecord {
     fn into_member(self, group: &Group, settings: &Settings) -> Member {
         let ttl = self.member_lease_ttl_ms.unwrap_or(settings.member_lease_ttl_ms);
         let last_heartbeat_at = self.last_heartbeat_at.unwrap_or(group.updated_at);
-        let lease = self
-            .member_lease_expires_at
-            .unwrap_or_else(|| last_heartbeat_at.plus(millis(ttl)));
-        let progress = self
-            .shard_progress
-            .into_iter()
-            .filter_map(|row| serde_json::from_value(row).ok());
-        let granted = self
-            .granted_assignment
-            .unwrap_or_default()
-            .into_iter()
-            .map(|row| {
-                let metadata_version = row.metadata_version.unwrap_or(group.metadata_version);
-                (
-                    row.shard_index,
-                    Grant {
-                        metadata_version,
-                        left_out: row.left_out,
-                    },
-                )
-            });
-        let revoking = self
-            .revoking
-            .into_iter()
-            .filter(|row| row.state != RevokingState::Revoked || row.in_flight > 0);
+        let lease = self.member_lease_expires_at.unwrap_or_else(|| last_heartbeat_at.plus(millis(ttl)));
+        let progress = self.shard_progress.into_iter().filter_map(|row| serde_json::from_value(row).ok());
+        let granted = self.granted_assignment.unwrap_or_default().into_iter().map(|row| {
+            let metadata_version = row.metadata_version.unwrap_or(group.metadata_version);
+            (row.shard_index, Grant { metadata_version, left_out: row.left_out })
+        });
+        let revoking =
+            self.revoking.into_iter().filter(|row| row.state != RevokingState::Revoked || row.in_flight > 0);
         let heard = self.heard.unwrap_or(self.state != MemberState::Starting);
         let terminated_at = self.terminated_at.or((!self.state.is_live()).then_some(lease));
         Member {
@@ -515,15 +447,7 @@ impl MemberRecord {
             reported_ownership: self.reported_ownership.unwrap_or(heard),
             granted: granted.collect(),
             revoking: revoking
-                .map(|row| {
-                    (
-                        row.shard.shard_index,
-                        Revoking {
-                            state: row.state,
-                            in_flight: row.in_flight,
-                        },
-                    )
-                })
+                .map(|row| (row.shard.shard_index, Revoking { state: row.state, in_flight: row.in_flight }))
                 .collect(),
             current: self.current_assignment,
             rebalance_timeout_ms: self.rebalance_timeout_ms.unwrap_or(settings.rebalance_timeout_ms),
@@ -541,6 +465,7 @@ impl MemberRecord {
                 shard_progress: progress.collect(),
                 member_epoch: self.member_epoch,
                 confirmed_member_epoch: self.confirmed_member_epoch.unwrap_or(self.member_epoch),
+                ..Live::default()
             },
             unknown: self.unknown,
         }
@@ -628,16 +553,14 @@ pub fn aggregate(group: &Group) -> Result<String, serde_json::Error> {
         fencing_tokens: group
             .fencing_tokens
             .iter()
-            .map(|(shard_index, token)| TokenRecord {
-                shard_index: *shard_index,
-                token: *token,
-            })
+            .map(|(shard_index, token)| TokenRecord { shard_index: *shard_index, token: *token })
             .collect(),
         provisioning_pending: group.provisioning_pending,
         max_routing_cache_ttl_ms: Some(group.max_routing_cache_ttl_ms),
         migrations: group.migrations.clone(),
         active_resharding_id: group.active_resharding_id.clone(),
         metadata_correction: group.metadata_correction.clone(),
+        correction_starters: group.correction_starters.clone(),
         created_at: Some(group.created_at),
         updated_at: Some(group.updated_at),
         unknown: group.unknown.clone(),

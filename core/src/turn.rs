@@ -30,11 +30,7 @@ pub struct Context {
 
 /// Something that happened, for the history and the log; never read back as truth.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(
-    tag = "type",
-    rename_all = "SCREAMING_SNAKE_CASE",
-    rename_all_fields = "camelCase"
-)]
+#[serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE", rename_all_fields = "camelCase")]
 pub enum Transition {
     /// The group was created.
     GroupCreated {
@@ -91,6 +87,20 @@ pub enum Transition {
         /// The shards.
         shards: String,
     },
+    /// Redis lost writes: everybody is brought back to what it still has.
+    CorrectionBegun {
+        /// The highest version that anybody spoke from.
+        observed_metadata_version: u64,
+    },
+    /// Everybody is on Redis's metadata again.
+    CorrectionEnded {},
+    /// Shards are on hold for somebody who speaks from a lost future.
+    Held {
+        /// The party's member id.
+        member_id: String,
+        /// The shards.
+        shards: String,
+    },
     /// A member gave shards back.
     Released {
         /// The member.
@@ -119,6 +129,8 @@ pub struct Counts {
     pub grants: u64,
     /// Shards given back.
     pub releases: u64,
+    /// Correction rounds begun or begun anew.
+    pub corrections_begun: u64,
     /// Holds lifted before their time.
     pub holds_lifted: u64,
 }
@@ -196,9 +208,7 @@ impl<'c> Turn<'c> {
 
     /// Whether a live member other than `id` holds `shard`.
     pub(crate) fn is_held_by_another(&self, id: &str, shard: u32) -> bool {
-        self.group
-            .live_members()
-            .any(|(other, member)| other != id && member.holds(shard))
+        self.group.live_members().any(|(other, member)| other != id && member.holds(shard))
     }
 
     pub(crate) fn note(&mut self, transition: Transition) {
@@ -217,13 +227,7 @@ pub(crate) fn ranges(shards: &ShardSet) -> String {
     }
     let texts: Vec<String> = runs
         .into_iter()
-        .map(|(first, last)| {
-            if first == last {
-                first.to_string()
-            } else {
-                format!("{first}-{last}")
-            }
-        })
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") })
         .collect();
     texts.join(",")
 }

@@ -47,10 +47,7 @@ struct Findings(Vec<Violation>);
 impl Findings {
     fn require(&mut self, holds: bool, invariant: &'static str, detail: impl FnOnce() -> String) {
         if !holds {
-            self.0.push(Violation {
-                invariant,
-                detail: detail(),
-            });
+            self.0.push(Violation { invariant, detail: detail() });
         }
     }
 }
@@ -64,10 +61,7 @@ impl Group {
         self.validate_targets(&mut findings);
         self.validate_members(&mut findings);
         findings.require(self.assignment_epoch <= self.group_epoch, "epoch-order", || {
-            format!(
-                "assignment epoch {} > group epoch {}",
-                self.assignment_epoch, self.group_epoch
-            )
+            format!("assignment epoch {} > group epoch {}", self.assignment_epoch, self.group_epoch)
         });
         findings.0
     }
@@ -84,37 +78,22 @@ impl Group {
     }
 
     fn validate_targets(&self, findings: &mut Findings) {
-        let assignable: Vec<&String> = self
-            .members
-            .iter()
-            .filter(|(_, m)| m.state.is_assignable())
-            .map(|(id, _)| id)
-            .collect();
-        findings.require(
-            self.targets.keys().collect::<Vec<_>>() == assignable,
-            "legal-target",
-            || {
-                format!(
-                    "targets of {:?}, assignable members {assignable:?}",
-                    self.targets.keys()
-                )
-            },
-        );
+        let assignable: Vec<&String> =
+            self.members.iter().filter(|(_, m)| m.state.is_assignable()).map(|(id, _)| id).collect();
+        findings.require(self.targets.keys().collect::<Vec<_>>() == assignable, "legal-target", || {
+            format!("targets of {:?}, assignable members {assignable:?}", self.targets.keys())
+        });
         if assignable.is_empty() {
             return;
         }
         let mut named: Vec<u32> = self.targets.values().flat_map(ShardSet::iter).collect();
         named.sort_unstable();
-        findings.require(
-            named == self.read_set().collect::<Vec<_>>(),
-            "legal-target",
-            || format!("targets name {named:?}, the read set is {:?}", self.read_set()),
-        );
+        findings.require(named == self.read_set().collect::<Vec<_>>(), "legal-target", || {
+            format!("targets name {named:?}, the read set is {:?}", self.read_set())
+        });
         let sizes = || self.targets.values().map(ShardSet::len);
         let spread = sizes().max().unwrap_or(0) - sizes().min().unwrap_or(0);
-        findings.require(spread <= 1, "balanced-target", || {
-            format!("target sizes differ by {spread}")
-        });
+        findings.require(spread <= 1, "balanced-target", || format!("target sizes differ by {spread}"));
     }
 
     fn validate_members(&self, findings: &mut Findings) {
@@ -134,30 +113,16 @@ impl Group {
                 findings.require(
                     grant.metadata_version <= self.metadata_version,
                     "grant-not-from-the-future",
-                    || {
-                        format!(
-                            "{id}, shard {shard}: {} > {}",
-                            grant.metadata_version, self.metadata_version
-                        )
-                    },
+                    || format!("{id}, shard {shard}: {} > {}", grant.metadata_version, self.metadata_version),
                 );
             }
-            findings.require(
-                member.is_live() || member.holds_nothing(),
-                "terminal-holds-nothing",
-                || format!("{id} is {:?} and holds {:?}", member.state, member.holding()),
-            );
+            findings.require(member.is_live() || member.holds_nothing(), "terminal-holds-nothing", || {
+                format!("{id} is {:?} and holds {:?}", member.state, member.holding())
+            });
             let beyond = member.is_live() && !member.holding().minus(&self.target(id)).is_empty();
-            findings.require(
-                beyond == member.rebalance_deadline_at.is_some(),
-                "drain-clock",
-                || {
-                    format!(
-                        "{id}: drains {beyond}, deadline {:?}",
-                        member.rebalance_deadline_at
-                    )
-                },
-            );
+            findings.require(beyond == member.rebalance_deadline_at.is_some(), "drain-clock", || {
+                format!("{id}: drains {beyond}, deadline {:?}", member.rebalance_deadline_at)
+            });
             let accepted_is_superseded = member
                 .superseded
                 .iter()
@@ -171,62 +136,39 @@ impl Group {
 #[must_use]
 pub fn validate_transition(before: &Group, after: &Group, now: Timestamp) -> Vec<Violation> {
     let mut findings = Findings(Vec::new());
-    findings.require(
-        after.metadata_version >= before.metadata_version,
-        "version-monotonic",
-        || format!("{} after {}", after.metadata_version, before.metadata_version),
-    );
+    findings.require(after.metadata_version >= before.metadata_version, "version-monotonic", || {
+        format!("{} after {}", after.metadata_version, before.metadata_version)
+    });
     findings.require(
         after.group_epoch >= before.group_epoch && after.assignment_epoch >= before.assignment_epoch,
         "epoch-monotonic",
         || format!("group {} after {}", after.group_epoch, before.group_epoch),
     );
     for (shard, token) in &before.fencing_tokens {
-        findings.require(
-            after.fencing_tokens.get(shard) >= Some(token),
-            "fencing-monotonic",
-            || {
-                format!(
-                    "shard {shard}: {:?} after {token}",
-                    after.fencing_tokens.get(shard)
-                )
-            },
-        );
+        findings.require(after.fencing_tokens.get(shard) >= Some(token), "fencing-monotonic", || {
+            format!("shard {shard}: {:?} after {token}", after.fencing_tokens.get(shard))
+        });
     }
     for (id, member) in &before.members {
         let Some(later) = after.members.get(id) else {
             continue;
         };
-        findings.require(
-            later.live.member_epoch >= member.live.member_epoch,
-            "epoch-monotonic",
-            || {
-                format!(
-                    "{id}: {} after {}",
-                    later.live.member_epoch, member.live.member_epoch
-                )
-            },
-        );
-        let (lease, lease_before) = (
-            later.live.member_lease_expires_at,
-            member.live.member_lease_expires_at,
-        );
+        findings.require(later.live.member_epoch >= member.live.member_epoch, "epoch-monotonic", || {
+            format!("{id}: {} after {}", later.live.member_epoch, member.live.member_epoch)
+        });
+        let (lease, lease_before) = (later.live.member_lease_expires_at, member.live.member_lease_expires_at);
         findings.require(lease >= lease_before, "lease-monotonic", || {
             format!("{id}: {lease} after {lease_before}")
         });
     }
     validate_grants(before, after, now, &mut findings);
     if after.metadata_version == before.metadata_version {
-        findings.require(
-            observable(before) == observable(after),
-            "observable-moves-version",
-            || format!("version {} shows two states", after.metadata_version),
-        );
-        findings.require(
-            before.metadata_token == after.metadata_token,
-            "observable-moves-version",
-            || "the token moved without the version".to_owned(),
-        );
+        findings.require(observable(before) == observable(after), "observable-moves-version", || {
+            format!("version {} shows two states", after.metadata_version)
+        });
+        findings.require(before.metadata_token == after.metadata_token, "observable-moves-version", || {
+            "the token moved without the version".to_owned()
+        });
     }
     findings.0
 }
@@ -240,22 +182,14 @@ fn validate_grants(before: &Group, after: &Group, now: Timestamp, findings: &mut
                 let same_incarnation = former.join_metadata_version == member.join_metadata_version;
                 same_incarnation && former.is_live() && former.holds(*shard)
             });
-            findings.require(
-                held_before || !after.is_on_hold(*shard, now),
-                "hold-blocks-grant",
-                || format!("{id} was granted shard {shard}, which is on hold"),
-            );
+            findings.require(held_before || !after.is_on_hold(*shard, now), "hold-blocks-grant", || {
+                format!("{id} was granted shard {shard}, which is on hold")
+            });
         }
     }
 }
 
-type Observable<'g> = (
-    u64,
-    u64,
-    u32,
-    &'g BTreeMap<String, ShardSet>,
-    Vec<(&'g String, bool, ShardSet)>,
-);
+type Observable<'g> = (u64, u64, u32, &'g BTreeMap<String, ShardSet>, Vec<(&'g String, bool, ShardSet)>);
 
 /// What a client can observe and the version must therefore move with: epochs, shard count, target,
 /// membership, grants.
@@ -263,18 +197,8 @@ fn observable(group: &Group) -> Observable<'_> {
     let members = group
         .live_members()
         .map(|(id, member)| {
-            (
-                id,
-                member.state.is_assignable(),
-                member.granted.keys().copied().collect::<ShardSet>(),
-            )
+            (id, member.state.is_assignable(), member.granted.keys().copied().collect::<ShardSet>())
         })
         .collect();
-    (
-        group.group_epoch,
-        group.assignment_epoch,
-        group.shard_count,
-        &group.targets,
-        members,
-    )
+    (group.group_epoch, group.assignment_epoch, group.shard_count, &group.targets, members)
 }

@@ -48,17 +48,12 @@ fn fenced_but_reading() {
 #[test]
 fn fenced_but_reading_a_newer_target_does_not_restart_the_clock() {
     let mut bench = Bench::new(4);
-    let (mut p, mut m1, mut m2) = (
-        Client::new("p", "p-1"),
-        Client::new("m1", "m1-1"),
-        Client::new("m2", "m2-1"),
-    );
+    let (mut p, mut m1, mut m2) =
+        (Client::new("p", "p-1"), Client::new("m1", "m1-1"), Client::new("m2", "m2-1"));
     settle(&mut bench, &mut [&mut p]);
     m1.beat(&mut bench);
     p.beat_draining(&mut bench);
-    let deadline = bench.group().members["p"]
-        .rebalance_deadline_at
-        .expect("p drains");
+    let deadline = bench.group().members["p"].rebalance_deadline_at.expect("p drains");
     bench.pass(10_000);
     m1.beat(&mut bench);
     m2.beat(&mut bench);
@@ -78,10 +73,7 @@ fn join_copied() {
     // The network delivers p's join again: what p was allowed before still counts.
     let again = bench.send(join);
     assert_eq!((again.status, assigned(&again)), (Status::Ok, vec![0, 1]));
-    assert_eq!(
-        again.member_epoch,
-        i64::try_from(bench.group().assignment_epoch).unwrap()
-    );
+    assert_eq!(again.member_epoch, i64::try_from(bench.group().assignment_epoch).unwrap());
     let answer = m1.beat(&mut bench);
     assert_eq!((assigned(&answer), pending(&answer)), (vec![], vec![2]));
 }
@@ -92,17 +84,9 @@ fn report_older_than_grant() {
     let (mut p, mut m1) = (Client::old("p"), Client::old("m1"));
     settle(&mut bench, &mut [&mut p, &mut m1]);
     let (mine, other) = (p.owned[0], m1.owned[0]);
-    let delayed = bench
-        .request("p")
-        .epoch(p.epoch)
-        .version(p.version)
-        .owned(&[mine]);
+    let delayed = bench.request("p").epoch(p.epoch).version(p.version).owned(&[mine]);
     // m1 leaves, its shard is granted to p, p reads it; then somebody joins who is to get it.
-    let leave = bench
-        .request("m1")
-        .epoch(-1)
-        .version(m1.version)
-        .revoked(&[other]);
+    let leave = bench.request("m1").epoch(-1).version(m1.version).revoked(&[other]);
     bench.send(leave);
     assert_eq!(assigned(&p.beat(&mut bench)).len(), 2);
     let mut m2 = Client::old("m2");
@@ -111,11 +95,7 @@ fn report_older_than_grant() {
     // The report from before the grant arrives: who had not seen the grant cannot have given it back.
     assert_eq!(bench.send(delayed).status, Status::Ok);
     let answer = m2.beat(&mut bench);
-    assert_eq!(
-        (assigned(&answer), pending(&answer).len()),
-        (vec![], 1),
-        "p is still reading it"
-    );
+    assert_eq!((assigned(&answer), pending(&answer).len()), (vec![], 1), "p is still reading it");
 }
 
 #[test]
@@ -128,12 +108,7 @@ fn report_older_than_the_grant_of_a_shard_that_came_back() {
     let moved = awaited(&answer)[0];
     let kept = p.owned[0];
     // p drains the shard and says so, but that message hangs in the network; the shard comes back to p.
-    let delayed = bench
-        .request("p")
-        .epoch(p.epoch)
-        .version(p.version)
-        .owned(&[kept])
-        .revoked(&[moved]);
+    let delayed = bench.request("p").epoch(p.epoch).version(p.version).owned(&[kept]).revoked(&[moved]);
     let leave = bench.request("m1").epoch(-1).version(m1.version);
     bench.send(leave);
     let before = bench.group().fencing_tokens[&moved];
@@ -145,11 +120,7 @@ fn report_older_than_the_grant_of_a_shard_that_came_back() {
     m2.beat(&mut bench);
     bench.send(delayed);
     let answer = m2.beat(&mut bench);
-    assert_eq!(
-        (assigned(&answer), pending(&answer).len()),
-        (vec![], 1),
-        "p reads it again"
-    );
+    assert_eq!((assigned(&answer), pending(&answer).len()), (vec![], 1), "p reads it again");
 }
 
 #[test]
@@ -164,11 +135,7 @@ fn violation_holds_what_the_violator_may_read() {
     let lease_end = bench.group().members["p"].live.member_lease_expires_at;
     while bench.now < lease_end {
         let answer = m1.beat(&mut bench);
-        assert_eq!(
-            (answer.status, m1.owned.len()),
-            (Status::Ok, 2),
-            "m1 keeps its own and gets no more"
-        );
+        assert_eq!((answer.status, m1.owned.len()), (Status::Ok, 2), "m1 keeps its own and gets no more");
         bench.pass(1_000);
     }
     m1.beat(&mut bench);
@@ -221,11 +188,7 @@ fn previous_epoch_of_the_predecessor() {
     let answer = new.beat(&mut bench);
     assert!(answer.member_epoch > old.epoch);
     let answer = old.beat(&mut bench);
-    assert_eq!(
-        answer.status,
-        Status::FencedMemberEpoch,
-        "the dead is not revived"
-    );
+    assert_eq!(answer.status, Status::FencedMemberEpoch, "the dead is not revived");
     assert_eq!(answer.member_epoch, 0, "and does not learn its successor's epoch");
     assert_eq!(new.beat(&mut bench).status, Status::Ok);
 }
@@ -239,12 +202,8 @@ fn dying_process_leaves_for_its_successor() {
     let mut new = Client::new("p", "new");
     new.beat(&mut bench);
     bench.pass(1_000);
-    let last_words = bench
-        .request("p")
-        .epoch(-1)
-        .version(version)
-        .revoked(&[0, 1])
-        .instance("old", old.sequence + 1);
+    let last_words =
+        bench.request("p").epoch(-1).version(version).revoked(&[0, 1]).instance("old", old.sequence + 1);
     assert_eq!(bench.send(last_words).status, Status::FencedMemberEpoch);
     let group = bench.group();
     assert!(group.members["p"].is_live());
@@ -320,11 +279,7 @@ fn queued_join_of_the_dead() {
     first.owned.clear();
     let queued = first.request(&mut bench, true);
     let answer = bench.send(queued.clone());
-    assert_eq!(
-        answer.status,
-        Status::Retry,
-        "the successor has sent nothing but its join"
-    );
+    assert_eq!(answer.status, Status::Retry, "the successor has sent nothing but its join");
     assert_eq!(living.beat(&mut bench).status, Status::Ok);
     assert_eq!(bench.group().members["p"].instance_id.as_deref(), Some("living"));
     // Heard: from now on a superseded incarnation that joins is a duplicate identity.
@@ -358,11 +313,7 @@ fn late_renewal() {
     let lease = bench.group().members["p"].live.member_lease_expires_at;
     bench.pass(2_000);
     let answer = bench.send(late);
-    assert_eq!(
-        answer.status,
-        Status::Retry,
-        "an OK would let the client extend a lease nobody knows"
-    );
+    assert_eq!(answer.status, Status::Retry, "an OK would let the client extend a lease nobody knows");
     assert_eq!(answer.assignment_lease_ms, 0);
     assert_eq!(bench.group().members["p"].live.member_lease_expires_at, lease);
     // Whoever is answered OK has its lease recorded: the same message again, and the same join again.
@@ -381,10 +332,7 @@ fn one_id_for_two() {
     let first_answer = bench.send(first.clone());
     let second = bench.request("p");
     let second_answer = bench.send(second);
-    assert_ne!(
-        first_answer.member_epoch, second_answer.member_epoch,
-        "not the same join again"
-    );
+    assert_ne!(first_answer.member_epoch, second_answer.member_epoch, "not the same join again");
     // The first one's own join repeated would be a second process now, but its heartbeat is fenced.
     let heartbeat = bench
         .request("p")

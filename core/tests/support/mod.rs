@@ -29,6 +29,8 @@ pub struct Bench {
     requests: u64,
     pub last: Option<Decision>,
     pub counts: Vec<Counts>,
+    /// The stored hash before each write, oldest first.
+    pub history: Vec<RawFields>,
 }
 
 impl Bench {
@@ -53,16 +55,16 @@ impl Bench {
             requests: 0,
             last: None,
             counts: Vec::new(),
+            history: Vec::new(),
         };
         bench.store(&creation.write);
         bench.turn(&[Command::Provisioned]);
+        bench.history.clear();
         bench
     }
 
     pub fn group(&self) -> Group {
-        load(&self.key, &self.fields, &self.settings)
-            .expect("what we wrote loads")
-            .group
+        load(&self.key, &self.fields, &self.settings).expect("what we wrote loads").group
     }
 
     /// Writes as the commit script does.
@@ -82,14 +84,9 @@ impl Bench {
         for id in &write.removed_live {
             self.fields.remove(&format!("live:{id}"));
         }
-        let live_revision: u64 = self
-            .fields
-            .get("liveRevision")
-            .map_or(0, |v| String::from_utf8_lossy(v).parse().unwrap());
-        self.fields.insert(
-            "liveRevision".to_owned(),
-            (live_revision + 1).to_string().into_bytes(),
-        );
+        let live_revision: u64 =
+            self.fields.get("liveRevision").map_or(0, |v| String::from_utf8_lossy(v).parse().unwrap());
+        self.fields.insert("liveRevision".to_owned(), (live_revision + 1).to_string().into_bytes());
     }
 
     /// One turn: load, decide, check every invariant, store.
@@ -107,13 +104,10 @@ impl Bench {
         let before = loaded.group.clone();
         let decision = decide(loaded.group, &loaded.stray_live, commands, &context);
         assert_eq!(decision.group.validate(), [], "after {commands:#?}");
-        assert_eq!(
-            validate_transition(&before, &decision.group, self.now),
-            [],
-            "after {commands:#?}"
-        );
+        assert_eq!(validate_transition(&before, &decision.group, self.now), [], "after {commands:#?}");
         match &decision.write {
             Some(write) => {
+                self.history.push(self.fields.clone());
                 self.store(write);
                 let stored = self.group();
                 assert_eq!(stored, decision.group, "what is stored is what was decided");
@@ -135,8 +129,7 @@ impl Bench {
     }
 
     pub fn send(&mut self, request: HeartbeatRequest) -> HeartbeatResponse {
-        self.try_send(request)
-            .expect("answered with a heartbeat response")
+        self.try_send(request).expect("answered with a heartbeat response")
     }
 
     pub fn try_send(&mut self, request: HeartbeatRequest) -> Option<HeartbeatResponse> {
@@ -181,10 +174,7 @@ impl Bench {
 }
 
 pub fn heartbeat(request: HeartbeatRequest) -> Command {
-    Command::Heartbeat {
-        path_member_id: request.member_id.clone(),
-        request: Box::new(request),
-    }
+    Command::Heartbeat { path_member_id: request.member_id.clone(), request: Box::new(request) }
 }
 
 /// Builders on a request.
@@ -211,13 +201,11 @@ impl RequestExt for HeartbeatRequest {
         self
     }
     fn draining(mut self, shards: &[u32]) -> Self {
-        self.revoking_shards
-            .extend(shards.iter().map(|s| revoking(*s, RevokingState::Draining, 1)));
+        self.revoking_shards.extend(shards.iter().map(|s| revoking(*s, RevokingState::Draining, 1)));
         self
     }
     fn revoked(mut self, shards: &[u32]) -> Self {
-        self.revoking_shards
-            .extend(shards.iter().map(|s| revoking(*s, RevokingState::Revoked, 0)));
+        self.revoking_shards.extend(shards.iter().map(|s| revoking(*s, RevokingState::Revoked, 0)));
         self
     }
     fn instance(mut self, instance: &str, sequence: u64) -> Self {
@@ -228,39 +216,19 @@ impl RequestExt for HeartbeatRequest {
 }
 
 pub fn revoking(shard: u32, state: RevokingState, in_flight: u64) -> RevokingReport {
-    RevokingReport {
-        shard: ShardRef { shard_index: shard },
-        state,
-        in_flight,
-        acked_at: None,
-    }
+    RevokingReport { shard: ShardRef { shard_index: shard }, state, in_flight, acked_at: None }
 }
 
 pub fn assigned(response: &HeartbeatResponse) -> Vec<u32> {
-    response
-        .assignment
-        .assigned_shards
-        .iter()
-        .map(|shard| shard.shard_index)
-        .collect()
+    response.assignment.assigned_shards.iter().map(|shard| shard.shard_index).collect()
 }
 
 pub fn pending(response: &HeartbeatResponse) -> Vec<u32> {
-    response
-        .assignment
-        .pending_shards
-        .iter()
-        .map(|shard| shard.shard_index)
-        .collect()
+    response.assignment.pending_shards.iter().map(|shard| shard.shard_index).collect()
 }
 
 pub fn awaited(response: &HeartbeatResponse) -> Vec<u32> {
-    response
-        .assignment
-        .revoking_shards
-        .iter()
-        .map(|shard| shard.shard_index)
-        .collect()
+    response.assignment.revoking_shards.iter().map(|shard| shard.shard_index).collect()
 }
 
 /// A client that keeps the promises of protocol 11 and answers every question with its full state.
@@ -277,10 +245,7 @@ pub struct Client {
 impl Client {
     /// With `instanceId` and `sequence`.
     pub fn new(id: &str, instance: &str) -> Self {
-        Client {
-            instance: Some(instance.to_owned()),
-            ..Self::old(id)
-        }
+        Client { instance: Some(instance.to_owned()), ..Self::old(id) }
     }
 
     /// Without our additions.
@@ -299,16 +264,8 @@ impl Client {
     /// The next heartbeat: whatever is being drained is reported `REVOKED` if `finish`, else `DRAINING`.
     pub fn request(&mut self, bench: &mut Bench, finish: bool) -> HeartbeatRequest {
         self.sequence += 1;
-        let mut request = bench
-            .request(&self.id)
-            .epoch(self.epoch)
-            .version(self.version)
-            .owned(&self.owned);
-        request = if finish {
-            request.revoked(&self.draining)
-        } else {
-            request.draining(&self.draining)
-        };
+        let mut request = bench.request(&self.id).epoch(self.epoch).version(self.version).owned(&self.owned);
+        request = if finish { request.revoked(&self.draining) } else { request.draining(&self.draining) };
         if let Some(instance) = &self.instance {
             request = request.instance(instance, self.sequence);
         }
@@ -324,12 +281,8 @@ impl Client {
                 self.epoch = response.member_epoch;
                 self.version = response.metadata_version;
                 let assigned = assigned(response);
-                let stopped: Vec<u32> = self
-                    .owned
-                    .iter()
-                    .copied()
-                    .filter(|s| !assigned.contains(s))
-                    .collect();
+                let stopped: Vec<u32> =
+                    self.owned.iter().copied().filter(|s| !assigned.contains(s)).collect();
                 self.draining.extend(stopped);
                 self.draining.retain(|shard| !assigned.contains(shard));
                 self.owned = assigned;

@@ -1,0 +1,382 @@
+//! The correction round: Redis lost writes, and everybody is brought back to what it still has (protocol 5).
+
+use rsc_protocol::heartbeat::{EPOCH_JOIN, EPOCH_LEAVE};
+use rsc_protocol::{HeartbeatRequest, Status, Timestamp};
+
+use crate::decide::Answer;
+use crate::group::{Correction, CorrectionParty, CorrectionStarter, Hold, HoldCause};
+use crate::member::Member;
+use crate::settings::millis;
+use crate::shards::ShardSet;
+use crate::turn::{Transition, Turn, ranges};
+use crate::{handover, holds, membership, ownership};
+
+/// An unknown member that reports a version further ahead than this belongs to another group; it is counted
+/// and nothing else.
+const PLAUSIBLE_LEAD: u64 = 1_000_000;
+
+/// Whether the request shows that Redis lost writes, and how (protocol 5, *Evidence*).
+pub(crate) fn evidence(turn: &Turn<'_>, request: &HeartbeatRequest) -> Option<String> {
+    let (version, reported) = (turn.recorded_version, request.metadata_version);
+    if reported > version {
+        return Some(format!("metadataVersion {reported} was reported but the record is at {version}"));
+    }
+    let known = turn.member(&request.member_id)?;
+    if reported == version && !token_fits(request, &turn.recorded_token) {
+        return Some(format!("metadataVersion {version} was reported with another metadataToken"));
+    }
+    let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
+    (epoch > known.live.member_epoch)
+        .then(|| format!("memberEpoch {epoch} was reported but the record is at {}", known.live.member_epoch))
+}
+
+/// Whether the request's token is `token`; true where either side has none.
+fn token_fits(request: &HeartbeatRequest, token: &str) -> bool {
+    request.metadata_token.as_deref().is_none_or(|sent| sent.is_empty() || token.is_empty() || sent == token)
+}
+
+/// Acts on evidence: begins a round or, inside one, lets it begin anew; not for an unknown member's
+/// implausible version, nor for a (member, instance) that has done so and not synchronised since.
+pub(crate) fn begin_for(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
+    let unknown = turn.member(&request.member_id).is_none();
+    if unknown && request.metadata_version > turn.recorded_version.saturating_add(PLAUSIBLE_LEAD) {
+        return;
+    }
+    let is_starter =
+        turn.group.correction_starters.iter().any(|starter| {
+            starter.member_id == request.member_id && starter.instance_id == request.instance_id
+        });
+    if is_starter {
+        return;
+    }
+    turn.group.correction_starters.push(CorrectionStarter {
+        member_id: request.member_id.clone(),
+        instance_id: request.instance_id.clone(),
+        started_at: turn.now,
+    });
+    begin(turn, request.metadata_version);
+}
+
+/// A round begins, or what it knows begins anew: age, acknowledgements, the holds' "once".
+pub(crate) fn begin(turn: &mut Turn<'_>, observed: u64) {
+    let (now, version) = (turn.now, turn.group.metadata_version);
+    let running = turn.group.metadata_correction.take();
+    // The instant names the round; a round that begins anew needs another name.
+    let requested_at = running.as_ref().map_or(now, |round| now.max(round.requested_at.plus(1)));
+    let observed = running.as_ref().map_or(0, |round| round.observed_metadata_version).max(observed);
+    turn.group.metadata_correction = Some(Correction {
+        target_metadata_version: version,
+        observed_metadata_version: observed.max(version),
+        requested_at,
+        updated_at: now,
+        acknowledged_members: Vec::new(),
+        hold_setters: Vec::new(),
+    });
+    turn.structural = true;
+    turn.counts.corrections_begun += 1;
+    turn.note(Transition::CorrectionBegun { observed_metadata_version: observed.max(version) });
+}
+
+/// Whether a round is on.
+pub(crate) fn is_on(turn: &Turn<'_>) -> bool {
+    turn.group.metadata_correction.is_some()
+}
+
+/// Whether a round is on and younger than one lease: nothing new is granted (protocol 5).
+pub(crate) fn is_young(turn: &Turn<'_>) -> bool {
+    turn.group.metadata_correction.as_ref().is_some_and(|round| first_lease_end(turn, round) > turn.now)
+}
+
+fn first_lease_end(turn: &Turn<'_>, round: &Correction) -> Timestamp {
+    round.requested_at.plus(millis(turn.context.settings.member_lease_ttl_ms))
+}
+
+fn round_name(turn: &Turn<'_>) -> Option<Timestamp> {
+    turn.group.metadata_correction.as_ref().map(|round| round.requested_at)
+}
+
+/// Whether the member has synchronised in the running round.
+fn has_synchronised(member: &Member, round: &Correction) -> bool {
+    member.live.synchronised_at_round == Some(round.requested_at)
+}
+
+/// How a live member is answered: `OK` unless a round is on; joining and leaving are `OK` then too, with
+/// nothing assigned.
+pub(crate) fn status(turn: &Turn<'_>, request: &HeartbeatRequest) -> Status {
+    let (Some(round), Some(member)) =
+        (&turn.group.metadata_correction, turn.member(&request.member_id).filter(|member| member.is_live()))
+    else {
+        return Status::Ok;
+    };
+    match request.member_epoch {
+        EPOCH_JOIN | EPOCH_LEAVE => Status::Ok,
+        _ if has_synchronised(member, round) => Status::RevokePending,
+        _ => Status::SyncMetadata,
+    }
+}
+
+/// Records that the member has synchronised; it may begin a round again.
+pub(crate) fn acknowledge(turn: &mut Turn<'_>, id: &str) {
+    let Some(name) = round_name(turn) else { return };
+    let Some(member) = turn.touch(id) else { return };
+    member.live.synchronised_at_round = Some(name);
+    let instance_id = member.instance_id.clone();
+    let before = turn.group.correction_starters.len();
+    turn.group
+        .correction_starters
+        .retain(|starter| !(starter.member_id == id && starter.instance_id == instance_id));
+    turn.structural |= turn.group.correction_starters.len() != before;
+}
+
+/// What a party claims that speaks from a lost future and is not answered by the round: unknown, expired,
+/// fenced or superseded. Held for one lease, once per round.
+pub(crate) fn hold_stranger(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
+    if !is_on(turn) || request.metadata_version <= turn.recorded_version || request.member_epoch == EPOCH_JOIN
+    {
+        return;
+    }
+    let claims = ownership::claims(request);
+    let until = turn.now.plus(millis(turn.context.settings.member_lease_ttl_ms));
+    set_holds(turn, request, &claims, until);
+}
+
+fn set_holds(turn: &mut Turn<'_>, request: &HeartbeatRequest, shards: &ShardSet, until: Timestamp) {
+    let read_set = turn.group.read_set();
+    let shards: ShardSet = shards.iter().filter(|shard| read_set.contains(shard)).collect();
+    let party =
+        CorrectionParty { member_id: request.member_id.clone(), instance_id: request.instance_id.clone() };
+    let now = turn.now;
+    let Some(round) = &mut turn.group.metadata_correction else {
+        return;
+    };
+    if shards.is_empty() || round.hold_setters.contains(&party) {
+        return;
+    }
+    round.hold_setters.push(party);
+    round.updated_at = now;
+    for shard_index in shards.iter() {
+        turn.group.holds.push(Hold {
+            shard_index,
+            member_id: request.member_id.clone(),
+            instance_id: request.instance_id.clone(),
+            sequence: request.instance_id.as_ref().and(request.sequence),
+            cause: HoldCause::LostFuture,
+            until,
+            since: now,
+        });
+    }
+    turn.structural = true;
+    turn.note(Transition::Held { member_id: request.member_id.clone(), shards: ranges(&shards) });
+}
+
+/// Whether this report synchronises: it speaks from the current version, or from the one that the member's
+/// last answer in this round carried, and from no later epoch than was handed out.
+fn synchronises(turn: &Turn<'_>, request: &HeartbeatRequest, member: &Member) -> bool {
+    let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
+    if epoch > member.live.member_epoch {
+        return false;
+    }
+    let current =
+        request.metadata_version == turn.recorded_version && token_fits(request, &turn.recorded_token);
+    let answered = member.live.answered_version == Some(request.metadata_version)
+        && token_fits(request, member.live.answered_token.as_deref().unwrap_or_default());
+    current || answered
+}
+
+/// A live member of the accepted incarnation with an acceptable or a higher epoch, while a round is on.
+pub(crate) fn answer(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
+    let id = &request.member_id;
+    let (Some(member), Some(round)) = (turn.member(id), &turn.group.metadata_correction) else {
+        return Answer::retry("the round has just ended");
+    };
+    if !has_synchronised(member, round) && !synchronises(turn, request, member) {
+        synchronise(turn, request);
+        return Answer::View;
+    }
+    acknowledge(turn, id);
+    ownership::check_and_accept(turn, request)
+}
+
+/// Uses of an unsynchronised report only what the protocol allows: claimed shards that are the member's
+/// target and nobody's are taken into *current* (else a round waits for itself), the rest of the claim that
+/// Redis does not give it is held while its reports name it. The lease is renewed.
+fn synchronise(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
+    let id = &request.member_id;
+    membership::hear(turn, request);
+    let claims = ownership::claims(request);
+    let owned: ShardSet = request.owned_shards.iter().map(|shard| shard.shard_index).collect();
+    let taken: ShardSet = owned
+        .iter()
+        .filter(|shard| {
+            turn.member(id).is_some_and(|member| !member.holds(*shard)) && is_nobodys_target(turn, id, *shard)
+        })
+        .collect();
+    if !taken.is_empty()
+        && let Some(member) = turn.change(id)
+    {
+        member.current.extend(taken.iter());
+        member.reported_ownership = true;
+    }
+    hold_claims_of_member(turn, request, &claims);
+}
+
+/// In the target of `id`, held by no other live member, and not on hold for another party.
+pub(crate) fn is_nobodys_target(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
+    let on_hold_for_another = turn.group.holds.iter().any(|hold| {
+        hold.shard_index == shard
+            && turn.group.hold_end(hold) > turn.now
+            && !is_own_round_hold(turn, hold, id)
+    });
+    turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
+        && !turn.is_held_by_another(id, shard)
+        && !on_hold_for_another
+}
+
+fn is_own_round_hold(turn: &Turn<'_>, hold: &Hold, id: &str) -> bool {
+    hold.cause == HoldCause::LostFuture
+        && hold.member_id == id
+        && turn.member(id).is_some_and(|member| member.instance_id == hold.instance_id)
+}
+
+/// Whether a round set a hold on `shard` for this very incarnation (protocol 4.1.9).
+pub(crate) fn has_own_hold(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
+    turn.group.holds.iter().any(|hold| hold.shard_index == shard && is_own_round_hold(turn, hold, id))
+}
+
+/// Holds what the accepted incarnation claims and Redis does not give it, and remembers what its last report
+/// named: those holds move with its lease.
+pub(crate) fn hold_claims_of_member(turn: &mut Turn<'_>, request: &HeartbeatRequest, claims: &ShardSet) {
+    let id = &request.member_id;
+    let Some(member) = turn.member(id) else { return };
+    let lost = claims.minus(&member.holding());
+    let until = member.live.member_lease_expires_at;
+    let changed = member.live.lost_claims != lost;
+    set_holds(turn, request, &lost, until);
+    if changed && let Some(member) = turn.touch(id) {
+        member.live.lost_claims = lost;
+    }
+}
+
+/// A synchronised report without a shard lifts the member's own hold on it (protocol 4.3).
+pub(crate) fn lift_own_holds(turn: &mut Turn<'_>, id: &str, still_claimed: &ShardSet) {
+    let keep: Vec<bool> = turn
+        .group
+        .holds
+        .iter()
+        .map(|hold| !is_own_round_hold(turn, hold, id) || still_claimed.contains(hold.shard_index))
+        .collect();
+    if keep.iter().all(|keep| *keep) {
+        return;
+    }
+    let mut keep = keep.into_iter();
+    turn.group.holds.retain(|_| keep.next().unwrap_or(true));
+    turn.structural = true;
+}
+
+/// Ends the round if it is one lease old, every live member has synchronised, and no hold of the round and
+/// no revoke that began in its first lease is left.
+pub(crate) fn end_if_over(turn: &mut Turn<'_>) {
+    let Some(round) = &turn.group.metadata_correction else {
+        return;
+    };
+    let first_lease_end = first_lease_end(turn, round);
+    if first_lease_end > turn.now || !turn.context.may_grant {
+        return;
+    }
+    let all_synchronised = turn.group.live_members().all(|(_, member)| has_synchronised(member, round));
+    let held = turn
+        .group
+        .holds
+        .iter()
+        .any(|hold| hold.cause == HoldCause::LostFuture && turn.group.hold_end(hold) > turn.now);
+    if !all_synchronised || held || revoke_of_first_lease_is_left(turn, first_lease_end) {
+        return;
+    }
+    turn.group.metadata_correction = None;
+    turn.structural = true;
+    turn.note(Transition::CorrectionEnded {});
+}
+
+fn revoke_of_first_lease_is_left(turn: &Turn<'_>, first_lease_end: Timestamp) -> bool {
+    turn.group.live_members().any(|(id, member)| {
+        let allowed = millis(member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms));
+        let began_in_time =
+            member.rebalance_deadline_at.is_some_and(|at| at.plus(-allowed) <= first_lease_end);
+        began_in_time && handover::holds_beyond_target(member, turn.group.targets.get(id))
+    })
+}
+
+/// Live members that a round does not wait for any longer: not synchronised within their rebalance timeout,
+/// or naming shards of a lost future for that long.
+pub(crate) fn stuck_members(turn: &Turn<'_>) -> Vec<String> {
+    let now = turn.now;
+    let round = turn.group.metadata_correction.as_ref();
+    let is_stuck = |id: &str, member: &Member| {
+        let allowed = millis(member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms));
+        let not_synchronised = round.is_some_and(|round| {
+            !has_synchronised(member, round) && now.since(round.requested_at) >= allowed
+        });
+        let claims_for_too_long = turn.group.holds.iter().any(|hold| {
+            is_own_round_hold(turn, hold, id)
+                && member.live.lost_claims.contains(hold.shard_index)
+                && now.since(hold.since) >= allowed
+        });
+        not_synchronised || claims_for_too_long
+    };
+    turn.group.live_members().filter(|(id, member)| is_stuck(id, member)).map(|(id, _)| id.clone()).collect()
+}
+
+/// Forgets who began rounds once the retention is over.
+pub(crate) fn forget_starters(turn: &mut Turn<'_>) {
+    let retention = millis(turn.context.settings.stale_member_retention_ms);
+    let (now, before) = (turn.now, turn.group.correction_starters.len());
+    turn.group.correction_starters.retain(|starter| now.since(starter.started_at) < retention);
+    turn.structural |= turn.group.correction_starters.len() != before;
+}
+
+/// The aggregate's list of who has synchronised, for people; written along with structural changes.
+pub(crate) fn note_acknowledgements(turn: &mut Turn<'_>) {
+    let Some(round) = &turn.group.metadata_correction else {
+        return;
+    };
+    let acknowledged: Vec<String> = turn
+        .group
+        .live_members()
+        .filter(|(_, member)| has_synchronised(member, round))
+        .map(|(id, _)| id.clone())
+        .collect();
+    if let Some(round) = &mut turn.group.metadata_correction {
+        round.acknowledged_members = acknowledged;
+    }
+}
+
+/// Remembers what the answer to an unsynchronised member carries.
+pub(crate) fn note_answer(turn: &mut Turn<'_>, id: &str) {
+    let (version, token) = (turn.group.metadata_version, turn.group.metadata_token.clone());
+    if let Some(member) = turn.touch(id) {
+        member.live.answered_version = Some(version);
+        member.live.answered_token = Some(token);
+    }
+}
+
+/// The moving holds of a member that ends otherwise than by its lease keep the end they had reached.
+pub(crate) fn freeze_holds(turn: &mut Turn<'_>, id: &str) {
+    let ends: Vec<Timestamp> = turn.group.holds.iter().map(|hold| turn.group.hold_end(hold)).collect();
+    for (hold, end) in turn.group.holds.iter_mut().zip(ends) {
+        if hold.member_id == id && hold.until != end {
+            hold.until = end;
+            turn.structural = true;
+        }
+    }
+}
+
+/// Sets ordinary holds on everything a member that the round gave up on may be reading.
+pub(crate) fn fence_stuck(turn: &mut Turn<'_>) {
+    use rsc_protocol::admin::MemberState;
+    for id in stuck_members(turn) {
+        let held = turn.member(&id).map(Member::holding).unwrap_or_default();
+        holds::set(turn, &id, &held, HoldCause::RebalanceTimeout, None);
+        membership::terminate(turn, &id, MemberState::Fenced, crate::member::Termination::NotSynchronised);
+        turn.counts.rebalance_timeouts += 1;
+    }
+}
