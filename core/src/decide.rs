@@ -182,8 +182,10 @@ fn answer_all(turn: &mut Turn<'_>, commands: &[Command], answers: Vec<Option<Ans
         .rev()
         .map(|(command, answer)| match (command, answer) {
             (Command::Heartbeat { request, .. }, Some(Answer::View)) => {
-                let newest = answered_by_view.insert(request.member_id.as_str());
-                let response = if newest {
+                let id = request.member_id.as_str();
+                // A newer one may also have got its member fenced.
+                let stands = turn.member(id).is_some_and(|member| member.is_live() || member.has_left());
+                let response = if answered_by_view.insert(id) && stands {
                     view::of_member(turn, request)
                 } else {
                     view::status(
@@ -236,14 +238,14 @@ fn write_of(turn: &Turn<'_>, stray_live: &[String]) -> Write {
         Some((id.clone(), live))
     });
     let kind = if turn.structural { structural(group) } else { WriteKind::LeaseOnly };
-    let mut removed_live = turn.removed.clone();
-    if turn.structural {
-        removed_live.extend(stray_live.iter().filter(|id| !turn.touched.contains(*id)).cloned());
-    }
+    // What a join in this turn rewrites stays: the store removes after it has set.
+    let stray_live = if turn.structural { stray_live } else { &[] };
+    let removed_live = turn.removed.iter().chain(stray_live);
+    let removed_live = removed_live.filter(|id| !turn.touched.contains(*id));
     Write {
         kind,
         live: live.collect(),
-        removed_live,
+        removed_live: removed_live.cloned().collect(),
         updated_at: group.updated_at,
         history: turn.version_moved.then(|| history_entry(group, &turn.transitions)),
     }

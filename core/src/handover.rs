@@ -95,7 +95,7 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
         // An entry that an answer has left out since is granted anew: the member was told to drain it.
         let (allowed, anew) = match grant {
             Some(grant) if !grant.left_out => (true, false),
-            Some(_) => (turn.context.may_grant, true),
+            Some(_) => (turn.context.may_grant && !turn.group.is_on_hold(shard, turn.now), true),
             None if is_reading || member.holds(shard) => (true, true),
             None => (is_grantable(turn, id, shard), true),
         };

@@ -59,6 +59,8 @@ pub(crate) fn check_incarnation(turn: &mut Turn<'_>, request: &HeartbeatRequest)
     }
     if let Some(member) = turn.change(&request.member_id) {
         member.instance_id.clone_from(&request.instance_id);
+        // The accepted incarnation is never among the superseded ones (rule 6).
+        member.superseded.retain(|former| Some(&former.instance_id) != request.instance_id.as_ref());
     }
     None
 }

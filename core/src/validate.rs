@@ -177,10 +177,15 @@ pub fn validate_transition(before: &Group, after: &Group, now: Timestamp) -> Vec
 fn validate_grants(before: &Group, after: &Group, now: Timestamp, findings: &mut Findings) {
     let now = now.max(before.updated_at);
     for (id, member) in after.live_members() {
-        for shard in member.granted.keys() {
+        for (shard, grant) in &member.granted {
             let held_before = before.members.get(id).is_some_and(|former| {
                 let same_incarnation = former.join_metadata_version == member.join_metadata_version;
-                same_incarnation && former.is_live() && former.holds(*shard)
+                // A new stamp on a shard that was to be drained is a new grant (protocol 1).
+                let anew = former
+                    .granted
+                    .get(shard)
+                    .is_some_and(|old| old.metadata_version != grant.metadata_version);
+                same_incarnation && former.is_live() && former.holds(*shard) && !anew
             });
             findings.require(held_before || !after.is_on_hold(*shard, now), "hold-blocks-grant", || {
                 format!("{id} was granted shard {shard}, which is on hold")

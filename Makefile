@@ -1,0 +1,42 @@
+# make dev      a first look: builds rsc, runs a coordinator with a demo stream and three consumers
+# make test     the tests, and what they need
+# make verify   what CI runs: format, lints, documentation, tests; changes no file of the tree
+# make fix      formats, and applies what clippy can mend by itself
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := dev
+.PHONY: dev test test-needs verify check fix
+
+CARGO ?= cargo
+# Arguments of `rsc dev`, e.g. make dev ARGS='--listen 127.0.0.1:9000'
+ARGS ?=
+
+dev:
+	@$(CARGO) build --locked --bin rsc
+	@exec $(CARGO) run --locked --quiet --bin rsc -- dev $(ARGS)
+
+# The runner's summary is the last thing on the screen.
+test: test-needs
+	$(CARGO) test --locked --workspace --doc --quiet
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	  set -x; $(CARGO) nextest run --locked --workspace; \
+	else \
+	  set -x; $(CARGO) test --locked --workspace --lib --bins --tests; \
+	fi
+
+test-needs:
+	@scripts/need-redis-server
+
+verify:
+	@scripts/unchanged-tree $(MAKE) --no-print-directory check
+
+check:
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
+	$(MAKE) --no-print-directory test
+
+fix:
+	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	$(CARGO) fmt --all
