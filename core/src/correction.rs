@@ -35,11 +35,16 @@ fn token_fits(request: &HeartbeatRequest, token: &str) -> bool {
     request.metadata_token.as_deref().is_none_or(|sent| sent.is_empty() || token.is_empty() || sent == token)
 }
 
+/// Whether an unknown member speaks from so far ahead that it can be none of this group's.
+fn is_of_another_group(turn: &Turn<'_>, request: &HeartbeatRequest) -> bool {
+    turn.member(&request.member_id).is_none()
+        && request.metadata_version > turn.recorded_version.saturating_add(PLAUSIBLE_LEAD)
+}
+
 /// Acts on evidence: begins a round or, inside one, lets it begin anew; not for an unknown member's
 /// implausible version, nor for a (member, instance) that has done so and not synchronised since.
 pub(crate) fn begin_for(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
-    let unknown = turn.member(&request.member_id).is_none();
-    if unknown && request.metadata_version > turn.recorded_version.saturating_add(PLAUSIBLE_LEAD) {
+    if is_of_another_group(turn, request) {
         return;
     }
     let is_starter =
@@ -131,8 +136,9 @@ pub(crate) fn acknowledge(turn: &mut Turn<'_>, id: &str) {
 /// What a party claims that speaks from a lost future and is not answered by the round: unknown, expired,
 /// fenced or superseded. Held for one lease, once per round.
 pub(crate) fn hold_stranger(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
-    if !is_on(turn) || request.metadata_version <= turn.recorded_version || request.member_epoch == EPOCH_JOIN
-    {
+    let speaks_from_a_lost_future =
+        request.metadata_version > turn.recorded_version && !is_of_another_group(turn, request);
+    if !is_on(turn) || !speaks_from_a_lost_future || request.member_epoch == EPOCH_JOIN {
         return;
     }
     let claims = ownership::claims(request);

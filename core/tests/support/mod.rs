@@ -1,6 +1,8 @@
 //! A group under test: simulated time, requests in a line, every step through JSON and every invariant.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
+pub mod rounds;
+
 use rsc_core::validate::validate_transition;
 use rsc_core::write::{RawFields, WriteKind};
 use rsc_core::{Command, Context, Counts, Decision, Group, Reply, Settings, decide, lifecycle, load};
@@ -120,6 +122,18 @@ impl Bench {
         replies
     }
 
+    /// A moment to come back to with [`Bench::restore`].
+    pub fn mark(&self) -> usize {
+        self.history.len()
+    }
+
+    /// Redis loses every write since the mark.
+    pub fn restore(&mut self, mark: usize) {
+        if let Some(fields) = self.history.drain(mark..).next() {
+            self.fields = fields;
+        }
+    }
+
     pub fn last_write(&self) -> Option<&rsc_core::Write> {
         self.last.as_ref().and_then(|decision| decision.write.as_ref())
     }
@@ -232,6 +246,7 @@ pub fn awaited(response: &HeartbeatResponse) -> Vec<u32> {
 }
 
 /// A client that keeps the promises of protocol 11 and answers every question with its full state.
+#[derive(Clone, Debug)]
 pub struct Client {
     pub id: String,
     pub instance: Option<String>,
@@ -240,6 +255,13 @@ pub struct Client {
     pub version: u64,
     pub owned: Vec<u32>,
     pub draining: Vec<u32>,
+    /// The token received with `version`; sent along only if `sends_token`.
+    pub token: String,
+    pub sends_token: bool,
+    /// Without it what is taken from the client is stopped at once and never named again.
+    pub knows_drains: bool,
+    /// Until when the client goes on reading, as far as it knows itself.
+    pub lease_until: Timestamp,
 }
 
 impl Client {
@@ -258,7 +280,21 @@ impl Client {
             version: 0,
             owned: Vec::new(),
             draining: Vec::new(),
+            token: String::new(),
+            sends_token: false,
+            knows_drains: true,
+            lease_until: Timestamp::MIN,
         }
+    }
+
+    /// With all of our additions.
+    pub fn full(id: &str, instance: &str) -> Self {
+        Client { sends_token: true, ..Self::new(id, instance) }
+    }
+
+    /// Without our additions and without drains: it replaces or intersects its set as the status says.
+    pub fn legacy(id: &str) -> Self {
+        Client { knows_drains: false, ..Self::old(id) }
     }
 
     /// The next heartbeat: whatever is being drained is reported `REVOKED` if `finish`, else `DRAINING`.
@@ -272,20 +308,29 @@ impl Client {
         if finish {
             self.draining.clear();
         }
+        request.metadata_token = self.sends_token.then(|| self.token.clone());
         request
     }
 
     pub fn apply(&mut self, response: &HeartbeatResponse) {
         match response.status {
-            Status::Ok => {
+            Status::Ok | Status::SyncMetadata | Status::RevokePending => {
                 self.epoch = response.member_epoch;
                 self.version = response.metadata_version;
+                self.token.clone_from(&response.metadata_token);
                 let assigned = assigned(response);
                 let stopped: Vec<u32> =
                     self.owned.iter().copied().filter(|s| !assigned.contains(s)).collect();
-                self.draining.extend(stopped);
-                self.draining.retain(|shard| !assigned.contains(shard));
-                self.owned = assigned;
+                if response.status == Status::Ok {
+                    self.draining.retain(|shard| !assigned.contains(shard));
+                    self.owned = assigned;
+                } else {
+                    // Keeps what it reads and starts nothing.
+                    self.owned.retain(|shard| assigned.contains(shard));
+                }
+                if self.knows_drains {
+                    self.draining.extend(stopped);
+                }
             }
             Status::UnknownMemberId | Status::FencedMemberEpoch => {
                 self.epoch = 0;
@@ -299,18 +344,37 @@ impl Client {
 
     /// One heartbeat, drains finished at once.
     pub fn beat(&mut self, bench: &mut Bench) -> HeartbeatResponse {
-        let request = self.request(bench, true);
-        let response = bench.send(request);
-        self.apply(&response);
-        response
+        self.exchange(bench, true)
     }
 
     /// One heartbeat that keeps draining.
     pub fn beat_draining(&mut self, bench: &mut Bench) -> HeartbeatResponse {
-        let request = self.request(bench, false);
+        self.exchange(bench, false)
+    }
+
+    fn exchange(&mut self, bench: &mut Bench, finish: bool) -> HeartbeatResponse {
+        let sent_at = bench.now;
+        let request = self.request(bench, finish);
         let response = bench.send(request);
         self.apply(&response);
+        let extends = matches!(response.status, Status::Ok | Status::SyncMetadata | Status::RevokePending);
+        if extends {
+            let lease = i64::try_from(response.assignment_lease_ms).unwrap();
+            self.lease_until = self.lease_until.max(sent_at.plus(lease));
+        }
         response
+    }
+
+    /// One heartbeat whose answer is lost; the client goes on as before.
+    pub fn beat_in_vain(&mut self, bench: &mut Bench) -> HeartbeatResponse {
+        let request = self.request(bench, false);
+        bench.send(request)
+    }
+
+    /// What the client may be touching now, as far as it knows itself.
+    pub fn touches(&self, now: Timestamp) -> Vec<u32> {
+        let alive = now < self.lease_until;
+        self.owned.iter().chain(&self.draining).copied().filter(|_| alive).collect()
     }
 }
 
