@@ -18,11 +18,11 @@ const PLAUSIBLE_LEAD: u64 = 1_000_000;
 /// Whether the request shows that Redis lost writes, and how (protocol 5, *Evidence*).
 pub(crate) fn evidence(turn: &Turn<'_>, request: &HeartbeatRequest) -> Option<String> {
     let (version, reported) = (turn.recorded_version, request.metadata_version);
-    if reported > version {
+    if reported > version && !planted!(HigherVersionIgnored) {
         return Some(format!("metadataVersion {reported} was reported but the record is at {version}"));
     }
     let known = turn.member(&request.member_id)?;
-    if reported == version && !token_fits(request, &turn.recorded_token) {
+    if reported == version && !planted!(TokenIgnored) && !token_fits(request, &turn.recorded_token) {
         return Some(format!("metadataVersion {version} was reported with another metadataToken"));
     }
     let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
@@ -51,7 +51,7 @@ pub(crate) fn begin_for(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
         turn.group.correction_starters.iter().any(|starter| {
             starter.member_id == request.member_id && starter.instance_id == request.instance_id
         });
-    if is_starter {
+    if is_starter && !planted!(StartersForgotten) {
         return;
     }
     turn.group.correction_starters.push(CorrectionStarter {
@@ -64,6 +64,9 @@ pub(crate) fn begin_for(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
 
 /// A round begins, or what it knows begins anew: age, acknowledgements, the holds' "once".
 pub(crate) fn begin(turn: &mut Turn<'_>, observed: u64) {
+    if planted!(SecondLossIgnored) && is_on(turn) {
+        return;
+    }
     let (now, version) = (turn.now, turn.group.metadata_version);
     let running = turn.group.metadata_correction.take();
     // The instant names the round; a round that begins anew needs another name.
@@ -120,17 +123,26 @@ pub(crate) fn status(turn: &Turn<'_>, request: &HeartbeatRequest) -> Status {
     }
 }
 
-/// Records that the member has synchronised; it may begin a round again.
+/// Records that the member has synchronised.
 pub(crate) fn acknowledge(turn: &mut Turn<'_>, id: &str) {
     let Some(name) = round_name(turn) else { return };
-    let Some(member) = turn.touch(id) else { return };
-    member.live.synchronised_at_round = Some(name);
-    let instance_id = member.instance_id.clone();
-    let before = turn.group.correction_starters.len();
-    turn.group
-        .correction_starters
-        .retain(|starter| !(starter.member_id == id && starter.instance_id == instance_id));
-    turn.structural |= turn.group.correction_starters.len() != before;
+    if let Some(member) = turn.touch(id) {
+        member.live.synchronised_at_round = Some(name);
+    }
+}
+
+/// A report of the accepted incarnation that synchronises, in a round or later, lets it begin a round again.
+/// A join does not: a broken client would be fenced, join, and begin the next round, for ever.
+pub(crate) fn forgive_starter(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
+    let is_the_starter = |starter: &CorrectionStarter| {
+        starter.member_id == request.member_id && starter.instance_id == request.instance_id
+    };
+    let synchronises =
+        turn.member(&request.member_id).is_some_and(|member| synchronises(turn, request, member));
+    if synchronises && turn.group.correction_starters.iter().any(is_the_starter) {
+        turn.group.correction_starters.retain(|starter| !is_the_starter(starter));
+        turn.structural = true;
+    }
 }
 
 /// What a party claims that speaks from a lost future and is not answered by the round: unknown, expired,
@@ -186,7 +198,7 @@ fn synchronises(turn: &Turn<'_>, request: &HeartbeatRequest, member: &Member) ->
         request.metadata_version == turn.recorded_version && token_fits(request, &turn.recorded_token);
     let answered = member.live.answered_version == Some(request.metadata_version)
         && token_fits(request, member.live.answered_token.as_deref().unwrap_or_default());
-    current || answered
+    current || (answered && !planted!(AcknowledgementsVoid))
 }
 
 /// A live member of the accepted incarnation with an acceptable or a higher epoch, while a round is on.
@@ -195,7 +207,8 @@ pub(crate) fn answer(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer 
     let (Some(member), Some(round)) = (turn.member(id), &turn.group.metadata_correction) else {
         return Answer::retry("the round has just ended");
     };
-    if !has_synchronised(member, round) && !synchronises(turn, request, member) {
+    let knows = has_synchronised(member, round) && !planted!(AcknowledgementsVoid);
+    if !knows && !synchronises(turn, request, member) {
         synchronise(turn, request);
         return Answer::View;
     }
@@ -214,7 +227,9 @@ fn synchronise(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
     let taken: ShardSet = owned
         .iter()
         .filter(|shard| {
-            turn.member(id).is_some_and(|member| !member.holds(*shard)) && is_nobodys_target(turn, id, *shard)
+            turn.member(id).is_some_and(|member| !member.holds(*shard))
+                && is_nobodys_target(turn, id, *shard)
+                && !planted!(OwnTargetHeld)
         })
         .collect();
     if !taken.is_empty()
@@ -286,7 +301,7 @@ pub(crate) fn end_if_over(turn: &mut Turn<'_>) {
         return;
     };
     let first_lease_end = first_lease_end(turn, round);
-    if first_lease_end > turn.now || !turn.context.may_grant {
+    if (first_lease_end > turn.now && !planted!(NoYoungPhase)) || !turn.context.may_grant {
         return;
     }
     let all_synchronised = turn.group.live_members().all(|(_, member)| has_synchronised(member, round));
@@ -295,6 +310,7 @@ pub(crate) fn end_if_over(turn: &mut Turn<'_>) {
         .holds
         .iter()
         .any(|hold| hold.cause == HoldCause::LostFuture && turn.group.hold_end(hold) > turn.now);
+    let all_synchronised = all_synchronised || planted!(RoundEndsUnsynchronised);
     if !all_synchronised || held || revoke_of_first_lease_is_left(turn, first_lease_end) {
         return;
     }

@@ -166,6 +166,7 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
     if let Some(answer) = membership::check_epoch(turn, request) {
         return answer;
     }
+    correction::forgive_starter(turn, request);
     if correction::is_on(turn) {
         return correction::answer(turn, request);
     }

@@ -191,7 +191,8 @@ impl Group {
     pub fn hold_end(&self, hold: &Hold) -> Timestamp {
         match self.members.get(&hold.member_id) {
             Some(member)
-                if hold.cause == HoldCause::LostFuture
+                if !planted!(HoldsDoNotMove)
+                    && hold.cause == HoldCause::LostFuture
                     && member.is_live()
                     && member.instance_id == hold.instance_id
                     && member.live.lost_claims.contains(hold.shard_index) =>

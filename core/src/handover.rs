@@ -15,7 +15,7 @@ pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
     turn.context.may_grant
         && !correction::is_on(turn)
         && turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
-        && !turn.group.is_on_hold(shard, turn.now)
+        && (planted!(HoldsSkipped) || !turn.group.is_on_hold(shard, turn.now))
         && !turn.is_held_by_another(id, shard)
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
         let is_reading = member.current.contains(shard) && grant.is_none();
         // An entry that an answer has left out since is granted anew: the member was told to drain it.
         let (allowed, anew) = match grant {
-            Some(grant) if !grant.left_out => (true, false),
+            Some(grant) if !grant.left_out || planted!(LeftOutGrantKeepsItsStamp) => (true, false),
             Some(_) => (turn.context.may_grant && !turn.group.is_on_hold(shard, turn.now), true),
             None if is_reading || member.holds(shard) => (true, true),
             None => (is_grantable(turn, id, shard), true),
@@ -135,6 +135,9 @@ fn mark_left_out(turn: &mut Turn<'_>, id: &str, assigned: &ShardSet) {
     if turn.member(id).is_some_and(is_new)
         && let Some(member) = turn.change(id)
     {
+        if planted!(AnswerOverwritesGranted) {
+            member.granted.retain(|shard, _| assigned.contains(*shard));
+        }
         for (shard, grant) in &mut member.granted {
             grant.left_out |= !assigned.contains(*shard);
         }
@@ -190,7 +193,9 @@ pub(crate) fn update_deadlines(turn: &mut Turn<'_>) {
         let holds_more = member.is_live() && holds_beyond_target(member, targets.get(id));
         if !holds_more {
             member.rebalance_deadline_at = None;
-        } else if member.rebalance_deadline_at.is_none() {
+        } else if member.rebalance_deadline_at.is_none()
+            || (planted!(TargetRestartsDrainClock) && turn.membership_changed)
+        {
             let allowed = member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms);
             member.rebalance_deadline_at = Some(now.plus(millis(allowed)));
         }

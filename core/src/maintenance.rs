@@ -12,7 +12,7 @@ use crate::{correction, holds, membership};
 /// instance has been out of service; keeps the recorded routing lease true (protocol 7).
 pub(crate) fn run(turn: &mut Turn<'_>) {
     // A young round is the sign of a loss that took lease renewals with it (protocol 4.1.1).
-    if turn.context.may_expire && !correction::is_young(turn) {
+    if turn.context.may_expire && (planted!(YoungRoundExpires) || !correction::is_young(turn)) {
         expire(turn);
         fence_stuck_drainers(turn);
         correction::fence_stuck(turn);
@@ -45,7 +45,10 @@ fn fence_stuck_drainers(turn: &mut Turn<'_>) {
         member.is_live() && member.rebalance_deadline_at.is_some_and(|at| at <= now)
     });
     for id in stuck {
-        let held = turn.member(&id).map(Member::holding).unwrap_or_default();
+        let mut held = turn.member(&id).map(Member::holding).unwrap_or_default();
+        if planted!(HoldOnlyWhatWasToBeDrained) {
+            held = held.minus(&turn.group.target(&id));
+        }
         holds::set(turn, &id, &held, HoldCause::RebalanceTimeout, None);
         membership::terminate(turn, &id, MemberState::Fenced, Termination::RebalanceTimeout);
         turn.counts.rebalance_timeouts += 1;

@@ -26,10 +26,10 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
         return None;
     }
     let applied = member.live.sequence?;
-    if sequence < applied {
+    if sequence < applied && !planted!(LateMessageApplied) {
         return Some(Answer::retry(format!("sequence {sequence} is late: {applied} is already applied")));
     }
-    if sequence > applied {
+    if sequence > applied || planted!(LateMessageApplied) {
         return None;
     }
     if member.is_live() {
@@ -47,6 +47,11 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
 pub(crate) fn check_incarnation(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Option<Answer> {
     let member = turn.member(&request.member_id)?;
     if request.member_epoch == EPOCH_JOIN || member.instance_id == request.instance_id {
+        return None;
+    }
+    if (planted!(AnybodyLeaves) && request.member_epoch == EPOCH_LEAVE)
+        || (planted!(SyncForAZombie) && correction::is_on(turn))
+    {
         return None;
     }
     let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
@@ -106,8 +111,9 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     };
     if let Some(instance) = &request.instance_id
         && member.superseded.iter().any(|former| former.instance_id == *instance)
+        && !planted!(SupersededJoinWins)
     {
-        if !member.heard || correction::is_on(turn) {
+        if (!member.heard || correction::is_on(turn)) && !planted!(RefusedBeforeHeard) {
             return Answer::retry("this incarnation was superseded, and its successor is yet to be heard");
         }
         let reason = format!("memberId {id} is used by two running processes: give each its own");
@@ -116,7 +122,7 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     let same_instance = request.instance_id.is_some() && request.instance_id == member.instance_id;
     let same_request = request.instance_id.is_none()
         && member.instance_id.is_none()
-        && request.request_id == member.join_request_id;
+        && (request.request_id == member.join_request_id || planted!(OneIdForTwo));
     let leaving = member.state == MemberState::Leaving;
     if !leaving && !member.reported_ownership && (same_instance || same_request) {
         return same_join_again(turn, request);
@@ -143,7 +149,9 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
 /// The same join again: the same answer, no epoch moves, *granted* does not shrink. The answer extends the
 /// lease of whoever sent it, so the record follows.
 fn same_join_again(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
-    renew_lease(turn, &request.member_id);
+    if !planted!(SameJoinRenewsNothing) {
+        renew_lease(turn, &request.member_id);
+    }
     if let Some(member) = turn.touch(&request.member_id) {
         member.live.sequence = member.live.sequence.max(counted_sequence(request));
     }
@@ -331,7 +339,14 @@ pub(crate) fn terminate(turn: &mut Turn<'_>, id: &str, state: MemberState, cause
 pub(crate) fn check_epoch(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Option<Answer> {
     let member = turn.member(&request.member_id)?;
     let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
-    if epoch < member.live.confirmed_member_epoch {
+    let lowest = if planted!(OnlyTheNewestEpoch) {
+        member.live.member_epoch
+    } else if planted!(AnyLowerEpoch) {
+        0
+    } else {
+        member.live.confirmed_member_epoch
+    };
+    if epoch < lowest {
         let reason = format!(
             "memberEpoch {epoch} is stale: {} has been confirmed; rejoin with epoch 0",
             member.live.confirmed_member_epoch

@@ -31,7 +31,7 @@ impl Report {
             draining: request
                 .revoking_shards
                 .iter()
-                .filter(|report| !report.is_finished())
+                .filter(|report| !report.is_finished() && !planted!(DrainingCountsAsReleased))
                 .map(|report| {
                     let revoking = Revoking { state: report.state, in_flight: report.in_flight };
                     (report.shard.shard_index, revoking)
@@ -76,8 +76,10 @@ pub(crate) fn accept_cut(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
         return;
     };
     let mut report = Report::of(request);
-    report.owned = report.owned.iter().filter(|shard| member.holds(*shard)).collect();
-    report.draining.retain(|shard, _| member.holds(*shard));
+    if !planted!(LeaveNotCut) {
+        report.owned = report.owned.iter().filter(|shard| member.holds(*shard)).collect();
+        report.draining.retain(|shard, _| member.holds(*shard));
+    }
     membership::hear(turn, request);
     accept(turn, request, report);
 }
@@ -115,8 +117,10 @@ fn cut_to_what_redis_gives(turn: &mut Turn<'_>, request: &HeartbeatRequest, repo
                 || correction::is_nobodys_target(turn, id, *shard)
         })
         .collect();
-    report.owned = report.owned.iter().filter(|shard| given.contains(*shard)).collect();
-    report.draining.retain(|shard, _| given.contains(*shard));
+    if !planted!(ClaimsNotCutInARound) {
+        report.owned = report.owned.iter().filter(|shard| given.contains(*shard)).collect();
+        report.draining.retain(|shard, _| given.contains(*shard));
+    }
     let lost = claims.minus(&given);
     correction::lift_own_holds(turn, id, &lost);
     if turn.member(id).is_some_and(|member| member.live.lost_claims != lost)
@@ -160,7 +164,11 @@ fn accept(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: Report) {
     let granted: BTreeMap<_, _> = member
         .granted
         .iter()
-        .filter(|(shard, grant)| report.names(**shard) || grant.metadata_version > request.metadata_version)
+        .filter(|(shard, grant)| {
+            let is_newer =
+                grant.metadata_version > request.metadata_version && !planted!(OldReportReleasesNewGrant);
+            report.names(**shard) || is_newer
+        })
         .map(|(shard, grant)| (*shard, *grant))
         .collect();
     let reports_ownership = !report.owned.is_empty() || !report.draining.is_empty();

@@ -208,7 +208,14 @@ impl<'c> Turn<'c> {
 
     /// Whether a live member other than `id` holds `shard`.
     pub(crate) fn is_held_by_another(&self, id: &str, shard: u32) -> bool {
-        self.group.live_members().any(|(other, member)| other != id && member.holds(shard))
+        self.group.live_members().any(|(other, member)| {
+            let holds = if planted!(GrantIgnoresGranted) {
+                member.current.contains(shard) || member.revoking.contains_key(&shard)
+            } else {
+                member.holds(shard)
+            };
+            other != id && holds
+        })
     }
 
     pub(crate) fn note(&mut self, transition: Transition) {
