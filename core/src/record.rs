@@ -163,6 +163,7 @@ pub fn load(group: &GroupKey, fields: &RawFields, settings: &Settings) -> Result
         group.updated_at = group.updated_at.max(updated_at);
     }
     let stray_live = merge_live(&mut group, fields);
+    merge_acknowledgements(&mut group);
     Ok(Loaded { group, stamp, stray_live })
 }
 
@@ -203,6 +204,17 @@ fn merge_live(group: &mut Group, fields: &RawFields) -> Vec<String> {
         }
     }
     stray
+}
+
+/// Who has synchronised according to the aggregate has, whatever its live field says: other implementations
+/// write none.
+fn merge_acknowledgements(group: &mut Group) {
+    let Some(round) = &group.metadata_correction else { return };
+    for id in &round.acknowledged_members {
+        if let Some(member) = group.members.get_mut(id) {
+            member.live.synchronised_at_round = Some(round.requested_at);
+        }
+    }
 }
 
 fn merge_one(recorded: &mut Live, found: Live) {
@@ -254,7 +266,7 @@ struct GroupRecord {
     migrations: Map<String, Value>,
     #[serde(default)]
     active_resharding_id: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "correction")]
     metadata_correction: Option<Correction>,
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     correction_starters: Vec<CorrectionStarter>,
@@ -360,6 +372,16 @@ fn derived<'de, D: Deserializer<'de>>(input: D) -> Result<rsc_protocol::admin::G
     serde::de::IgnoredAny::deserialize(input).map(|_| rsc_protocol::admin::GroupState::default())
 }
 
+/// A round as any implementation records it: fields that are absent or null have their defaults. What is no
+/// object is not understood.
+fn correction<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Correction>, D::Error> {
+    let Some(mut fields) = Option::<Map<String, Value>>::deserialize(input)? else {
+        return Ok(None);
+    };
+    fields.retain(|_, value| !value.is_null());
+    serde_json::from_value(Value::Object(fields)).map(Some).map_err(serde::de::Error::custom)
+}
+
 impl GroupRecord {
     fn into_group(self, key: GroupKey, settings: &Settings) -> Result<Group, LoadError> {
         let updated_at = self.updated_at.unwrap_or_default();
@@ -398,6 +420,12 @@ impl GroupRecord {
             group.members.insert(id, record.into_member(&group, settings));
         }
         assume_grants(&mut group, &without_grants);
+        // A round that does not say since when it is on began with the aggregate's last write at the latest.
+        if let Some(round) = &mut group.metadata_correction
+            && round.requested_at == Timestamp::default()
+        {
+            round.requested_at = updated_at;
+        }
         group.state = group.derived_state();
         Ok(group)
     }
