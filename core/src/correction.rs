@@ -4,9 +4,9 @@ use rsc_protocol::heartbeat::{EPOCH_JOIN, EPOCH_LEAVE};
 use rsc_protocol::{HeartbeatRequest, Status, Timestamp};
 
 use crate::decide::Answer;
-use crate::group::{Correction, CorrectionParty, CorrectionStarter, Hold, HoldCause};
+use crate::group::{Correction, CorrectionParty, CorrectionStarter, Group, Hold, HoldCause};
 use crate::member::Member;
-use crate::settings::millis;
+use crate::settings::{Settings, millis};
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
 use crate::{handover, holds, membership, ownership};
@@ -92,11 +92,17 @@ pub(crate) fn is_on(turn: &Turn<'_>) -> bool {
 
 /// Whether a round is on and younger than one lease: nothing new is granted (protocol 5).
 pub(crate) fn is_young(turn: &Turn<'_>) -> bool {
-    turn.group.metadata_correction.as_ref().is_some_and(|round| first_lease_end(turn, round) > turn.now)
+    let settings = &turn.context.settings;
+    turn.group.metadata_correction.as_ref().is_some_and(|round| first_lease_end(settings, round) > turn.now)
 }
 
-fn first_lease_end(turn: &Turn<'_>, round: &Correction) -> Timestamp {
-    round.requested_at.plus(millis(turn.context.settings.member_lease_ttl_ms))
+fn first_lease_end(settings: &Settings, round: &Correction) -> Timestamp {
+    round.requested_at.plus(millis(settings.member_lease_ttl_ms))
+}
+
+/// How long a round waits for a member, in milliseconds.
+fn patience(member: &Member) -> i64 {
+    millis(member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms))
 }
 
 fn round_name(turn: &Turn<'_>) -> Option<Timestamp> {
@@ -196,7 +202,8 @@ fn synchronises(turn: &Turn<'_>, request: &HeartbeatRequest, member: &Member) ->
     }
     let current =
         request.metadata_version == turn.recorded_version && token_fits(request, &turn.recorded_token);
-    let answered = member.live.answered_version == Some(request.metadata_version)
+    let answered = member.live.answered_at_round == round_name(turn)
+        && member.live.answered_version == Some(request.metadata_version)
         && token_fits(request, member.live.answered_token.as_deref().unwrap_or_default());
     current || (answered && !planted!(AcknowledgementsVoid))
 }
@@ -300,7 +307,7 @@ pub(crate) fn end_if_over(turn: &mut Turn<'_>) {
     let Some(round) = &turn.group.metadata_correction else {
         return;
     };
-    let first_lease_end = first_lease_end(turn, round);
+    let first_lease_end = first_lease_end(&turn.context.settings, round);
     if (first_lease_end > turn.now && !planted!(NoYoungPhase)) || !turn.context.may_grant {
         return;
     }
@@ -321,9 +328,8 @@ pub(crate) fn end_if_over(turn: &mut Turn<'_>) {
 
 fn revoke_of_first_lease_is_left(turn: &Turn<'_>, first_lease_end: Timestamp) -> bool {
     turn.group.live_members().any(|(id, member)| {
-        let allowed = millis(member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms));
         let began_in_time =
-            member.rebalance_deadline_at.is_some_and(|at| at.plus(-allowed) <= first_lease_end);
+            member.rebalance_deadline_at.is_some_and(|at| at.plus(-patience(member)) <= first_lease_end);
         began_in_time && handover::holds_beyond_target(member, turn.group.targets.get(id))
     })
 }
@@ -334,18 +340,37 @@ pub(crate) fn stuck_members(turn: &Turn<'_>) -> Vec<String> {
     let now = turn.now;
     let round = turn.group.metadata_correction.as_ref();
     let is_stuck = |id: &str, member: &Member| {
-        let allowed = millis(member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms));
         let not_synchronised = round.is_some_and(|round| {
-            !has_synchronised(member, round) && now.since(round.requested_at) >= allowed
+            !has_synchronised(member, round) && now.since(round.requested_at) >= patience(member)
         });
         let claims_for_too_long = turn.group.holds.iter().any(|hold| {
             is_own_round_hold(turn, hold, id)
                 && member.live.lost_claims.contains(hold.shard_index)
-                && now.since(hold.since) >= allowed
+                && now.since(hold.since) >= patience(member)
         });
         not_synchronised || claims_for_too_long
     };
     turn.group.live_members().filter(|(id, member)| is_stuck(id, member)).map(|(id, _)| id.clone()).collect()
+}
+
+/// When time alone changes something in a round: its first lease ends, or it gives up on a member. The end of
+/// the first lease is none any more once a write came after it: what still keeps the round open has its own.
+pub(crate) fn deadlines(group: &Group, settings: &Settings) -> Vec<Timestamp> {
+    let Some(round) = &group.metadata_correction else {
+        return Vec::new();
+    };
+    let first_lease_end = first_lease_end(settings, round);
+    let unsynchronised = group.live_members().filter(|(_, member)| !has_synchronised(member, round));
+    let claimed = group.holds.iter().filter_map(|hold| {
+        let member = group.moving_hold_of(hold)?;
+        Some(hold.since.plus(patience(member)))
+    });
+    Some(first_lease_end)
+        .filter(|end| *end > group.updated_at)
+        .into_iter()
+        .chain(unsynchronised.map(|(_, member)| round.requested_at.plus(patience(member))))
+        .chain(claimed)
+        .collect()
 }
 
 /// Forgets who began rounds once the retention is over.
@@ -375,7 +400,9 @@ pub(crate) fn note_acknowledgements(turn: &mut Turn<'_>) {
 /// Remembers what the answer to an unsynchronised member carries.
 pub(crate) fn note_answer(turn: &mut Turn<'_>, id: &str) {
     let (version, token) = (turn.group.metadata_version, turn.group.metadata_token.clone());
+    let name = round_name(turn);
     if let Some(member) = turn.touch(id) {
+        member.live.answered_at_round = name;
         member.live.answered_version = Some(version);
         member.live.answered_token = Some(token);
     }

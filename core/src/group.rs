@@ -7,7 +7,9 @@ use rsc_protocol::routing::ProducerRouting;
 use rsc_protocol::{GroupKey, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::correction;
 use crate::member::Member;
+use crate::settings::Settings;
 use crate::shards::ShardSet;
 
 /// The cache lease that a record without `maxRoutingCacheTtlMs` may have handed out: the protocol's default.
@@ -189,18 +191,19 @@ impl Group {
     /// member's lease while its reports name the shard (protocol 4.3).
     #[must_use]
     pub fn hold_end(&self, hold: &Hold) -> Timestamp {
-        match self.members.get(&hold.member_id) {
-            Some(member)
-                if !planted!(HoldsDoNotMove)
-                    && hold.cause == HoldCause::LostFuture
-                    && member.is_live()
-                    && member.instance_id == hold.instance_id
-                    && member.live.lost_claims.contains(hold.shard_index) =>
-            {
-                hold.until.max(member.live.member_lease_expires_at)
-            }
-            _ => hold.until,
-        }
+        let lease_end = self.moving_hold_of(hold).map(|member| member.live.member_lease_expires_at);
+        lease_end.map_or(hold.until, |lease_end| hold.until.max(lease_end))
+    }
+
+    /// The live member with whose lease a hold moves, if it does.
+    pub(crate) fn moving_hold_of(&self, hold: &Hold) -> Option<&Member> {
+        self.members.get(&hold.member_id).filter(|member| {
+            !planted!(HoldsDoNotMove)
+                && hold.cause == HoldCause::LostFuture
+                && member.is_live()
+                && member.instance_id == hold.instance_id
+                && member.live.lost_claims.contains(hold.shard_index)
+        })
     }
 
     /// The state that members, target and holdings amount to (protocol 3). `STABLE` means: every live member
@@ -220,11 +223,12 @@ impl Group {
         if converged { GroupState::Stable } else { GroupState::Reconciling }
     }
 
-    /// The earliest instant at which time alone changes something: a lease, rebalance deadline, hold or
-    /// retention ends. `None`: nothing ever will.
+    /// The earliest instant at which time alone changes something: a lease, rebalance deadline, hold,
+    /// retention or the first lease of a round ends, or a round gives up on a member. `None`: nothing ever
+    /// will.
     #[must_use]
-    pub fn next_deadline(&self, stale_member_retention_ms: u64) -> Option<Timestamp> {
-        let retention = crate::settings::millis(stale_member_retention_ms);
+    pub fn next_deadline(&self, settings: &Settings) -> Option<Timestamp> {
+        let retention = crate::settings::millis(settings.stale_member_retention_ms);
         let of_members = self.members.values().filter_map(|member| {
             if member.is_live() {
                 let lease = member.live.member_lease_expires_at;
@@ -233,7 +237,12 @@ impl Group {
                 member.terminated_at.map(|at| at.plus(retention))
             }
         });
-        of_members.chain(self.holds.iter().map(|hold| self.hold_end(hold))).min()
+        let of_starters = self.correction_starters.iter().map(|starter| starter.started_at.plus(retention));
+        of_members
+            .chain(of_starters)
+            .chain(self.holds.iter().map(|hold| self.hold_end(hold)))
+            .chain(correction::deadlines(self, settings))
+            .min()
     }
 
     /// What producers are told (protocol 7); `cache_ttl_ms` is cut to what the record allows.

@@ -85,6 +85,9 @@ pub struct Live {
     /// The token that went with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered_token: Option<String>,
+    /// The round (its `requestedAt`) in which that answer was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answered_at_round: Option<Timestamp>,
     /// Shards of a lost future that the member's last report named; on hold while it does.
     #[serde(skip_serializing_if = "ShardSet::is_empty")]
     pub lost_claims: ShardSet,
