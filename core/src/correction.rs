@@ -30,6 +30,12 @@ pub(crate) fn evidence(turn: &Turn<'_>, request: &HeartbeatRequest) -> Option<St
         .then(|| format!("memberEpoch {epoch} was reported but the record is at {}", known.live.member_epoch))
 }
 
+/// Whether the member's words are none of this history, whatever it has synchronised before: a starter may not
+/// let the round begin anew, but is not believed either.
+fn speaks_from_a_lost_future(turn: &Turn<'_>, request: &HeartbeatRequest) -> bool {
+    evidence(turn, request).is_some()
+}
+
 /// Whether the request's token is `token`; true where either side has none.
 fn token_fits(request: &HeartbeatRequest, token: &str) -> bool {
     request.metadata_token.as_deref().is_none_or(|sent| sent.is_empty() || token.is_empty() || sent == token)
@@ -124,7 +130,9 @@ pub(crate) fn status(turn: &Turn<'_>, request: &HeartbeatRequest) -> Status {
     };
     match request.member_epoch {
         EPOCH_JOIN | EPOCH_LEAVE => Status::Ok,
-        _ if has_synchronised(member, round) => Status::RevokePending,
+        _ if has_synchronised(member, round) && !speaks_from_a_lost_future(turn, request) => {
+            Status::RevokePending
+        }
         _ => Status::SyncMetadata,
     }
 }
@@ -215,7 +223,7 @@ pub(crate) fn answer(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer 
         return Answer::retry("the round has just ended");
     };
     let knows = has_synchronised(member, round) && !planted!(AcknowledgementsVoid);
-    if !knows && !synchronises(turn, request, member) {
+    if speaks_from_a_lost_future(turn, request) || (!knows && !synchronises(turn, request, member)) {
         synchronise(turn, request);
         return Answer::View;
     }
