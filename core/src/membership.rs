@@ -299,8 +299,11 @@ pub(crate) fn leave(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
     }
     ownership::accept_cut(turn, request);
     if correction::is_on(turn) {
-        // What it reports beyond its holding is held; there is nothing else to correct in a leaver.
-        correction::hold_claims_of_member(turn, request, &ownership::claims(request));
+        // What it reports beyond its holding is held until it is seen without it; there is nothing else to
+        // correct in a leaver.
+        let claims = ownership::claims(request);
+        correction::hold_claims_of_member(turn, request, &claims);
+        correction::lift_own_holds(turn, id, &claims);
         correction::acknowledge(turn, id);
     }
     depart_if_done(turn, id);
