@@ -169,12 +169,17 @@ pub(crate) fn hold_stranger(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
     }
     let claims = ownership::claims(request);
     let until = turn.now.plus(millis(turn.context.settings.member_lease_ttl_ms));
-    set_holds(turn, request, &claims, until);
+    set_holds(turn, request, &claims, until, false);
 }
 
-fn set_holds(turn: &mut Turn<'_>, request: &HeartbeatRequest, shards: &ShardSet, until: Timestamp) {
-    let read_set = turn.group.read_set();
-    let shards: ShardSet = shards.iter().filter(|shard| read_set.contains(shard)).collect();
+/// Sets the holds of one party, once per round. `moves`: it is the accepted incarnation of a live member.
+fn set_holds(
+    turn: &mut Turn<'_>,
+    request: &HeartbeatRequest,
+    shards: &ShardSet,
+    until: Timestamp,
+    moves: bool,
+) {
     let party =
         CorrectionParty { member_id: request.member_id.clone(), instance_id: request.instance_id.clone() };
     let now = turn.now;
@@ -186,19 +191,35 @@ fn set_holds(turn: &mut Turn<'_>, request: &HeartbeatRequest, shards: &ShardSet,
     }
     round.hold_setters.push(party);
     round.updated_at = now;
-    for shard_index in shards.iter() {
+    let sequence = request.instance_id.as_ref().and(request.sequence);
+    // What a round that began anew finds again stays one hold.
+    let mut found = ShardSet::new();
+    for hold in &mut turn.group.holds {
+        if hold.cause == HoldCause::LostFuture
+            && hold.moves == moves
+            && hold.member_id == request.member_id
+            && hold.instance_id == request.instance_id
+            && shards.contains(hold.shard_index)
+        {
+            hold.until = hold.until.max(until);
+            hold.sequence = hold.sequence.max(sequence);
+            found.insert(hold.shard_index);
+        }
+    }
+    for shard_index in shards.minus(&found).iter() {
         turn.group.holds.push(Hold {
             shard_index,
             member_id: request.member_id.clone(),
             instance_id: request.instance_id.clone(),
-            sequence: request.instance_id.as_ref().and(request.sequence),
+            sequence,
             cause: HoldCause::LostFuture,
             until,
             since: now,
+            moves,
         });
     }
     turn.structural = true;
-    turn.note(Transition::Held { member_id: request.member_id.clone(), shards: ranges(&shards) });
+    turn.note(Transition::Held { member_id: request.member_id.clone(), shards: ranges(shards) });
 }
 
 /// Whether this report synchronises: it speaks from the current version, or from the one that the member's
@@ -236,8 +257,10 @@ pub(crate) fn answer(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer 
 /// Redis does not give it is held while its reports name it. The lease is renewed.
 fn synchronise(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
     let id = &request.member_id;
-    membership::hear(turn, request);
     let claims = ownership::claims(request);
+    // A report that does not name a shard moves its hold no further; only a synchronised one lifts it.
+    stop_at_their_ends(turn, |hold| hold.member_id == *id && !claims.contains(hold.shard_index));
+    membership::hear(turn, request);
     let owned: ShardSet = request.owned_shards.iter().map(|shard| shard.shard_index).collect();
     let taken: ShardSet = owned
         .iter()
@@ -269,9 +292,7 @@ pub(crate) fn is_nobodys_target(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
 }
 
 fn is_own_round_hold(turn: &Turn<'_>, hold: &Hold, id: &str) -> bool {
-    hold.cause == HoldCause::LostFuture
-        && hold.member_id == id
-        && turn.member(id).is_some_and(|member| member.instance_id == hold.instance_id)
+    hold.moves && hold.member_id == id && turn.member(id).is_some_and(Member::is_live)
 }
 
 /// Whether a round set a hold on `shard` for this very incarnation (protocol 4.1.9).
@@ -287,7 +308,7 @@ pub(crate) fn hold_claims_of_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     let lost = claims.minus(&member.holding());
     let until = member.live.member_lease_expires_at;
     let changed = member.live.lost_claims != lost;
-    set_holds(turn, request, &lost, until);
+    set_holds(turn, request, &lost, until, true);
     if changed && let Some(member) = turn.touch(id) {
         member.live.lost_claims = lost;
     }
@@ -416,11 +437,23 @@ pub(crate) fn note_answer(turn: &mut Turn<'_>, id: &str) {
     }
 }
 
-/// The moving holds of a member that ends otherwise than by its lease keep the end they had reached.
+/// The moving holds of an incarnation that is no longer accepted keep the end they had reached; what comes
+/// after it under the same id neither moves nor lifts them.
 pub(crate) fn freeze_holds(turn: &mut Turn<'_>, id: &str) {
+    stop_at_their_ends(turn, |hold| hold.member_id == id);
+    for hold in &mut turn.group.holds {
+        if hold.member_id == id && hold.moves {
+            hold.moves = false;
+            turn.structural = true;
+        }
+    }
+}
+
+/// Writes the end that the holds have reached into them.
+fn stop_at_their_ends(turn: &mut Turn<'_>, of: impl Fn(&Hold) -> bool) {
     let ends: Vec<Timestamp> = turn.group.holds.iter().map(|hold| turn.group.hold_end(hold)).collect();
     for (hold, end) in turn.group.holds.iter_mut().zip(ends) {
-        if hold.member_id == id && hold.until != end {
+        if of(hold) && hold.until != end {
             hold.until = end;
             turn.structural = true;
         }

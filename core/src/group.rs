@@ -83,6 +83,10 @@ pub struct Hold {
     /// When it was set; a hold that moves with a lease does so for one rebalance timeout at most.
     #[serde(default)]
     pub since: Timestamp,
+    /// A round set it for the accepted incarnation of a live member: its end moves with that member's lease
+    /// while the member's reports name the shard.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves: bool,
 }
 
 /// Why a hold was set.
@@ -199,9 +203,8 @@ impl Group {
     pub(crate) fn moving_hold_of(&self, hold: &Hold) -> Option<&Member> {
         self.members.get(&hold.member_id).filter(|member| {
             !planted!(HoldsDoNotMove)
-                && hold.cause == HoldCause::LostFuture
+                && hold.moves
                 && member.is_live()
-                && member.instance_id == hold.instance_id
                 && member.live.lost_claims.contains(hold.shard_index)
         })
     }

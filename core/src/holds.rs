@@ -30,6 +30,7 @@ pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldC
             cause,
             until,
             since: turn.now,
+            moves: false,
         });
     }
     turn.structural = true;

@@ -324,7 +324,7 @@ fn rule_5_a_higher_epoch_at_the_record_s_version_is_told_the_record_s() {
 
 #[test]
 fn rule_5_a_starter_that_speaks_from_a_lost_future_after_its_join_is_not_believed() {
-    let (mut bench, mut p, mut m) = two_of_four();
+    let (mut bench, mut p, _) = two_of_four();
     let request = p.request(&mut bench, true).version(p.version + 1);
     bench.send(request);
     let rejoin = p.request(&mut bench, true).epoch(0).owned(&[]).version(p.version + 1);
@@ -335,7 +335,7 @@ fn rule_5_a_starter_that_speaks_from_a_lost_future_after_its_join_is_not_believe
     let answer = bench.send(request);
     assert_eq!((answer.status, assigned(&answer)), (Status::SyncMetadata, vec![]));
     assert_eq!(lost_future_holds(&bench, 2).len(), 1);
-    assert_eq!(m.beat(&mut bench).status, Status::RevokePending);
+    assert!(bench.group().members["p"].is_live());
     assert_eq!(rounds_begun(&bench), 1);
 }
 
