@@ -19,6 +19,7 @@ pub const RETENTION: i64 = 600_000;
 pub const START: i64 = 1_800_000_000_000;
 
 /// A group in "Redis": what is stored is text, and every turn starts by loading it.
+#[derive(Clone)]
 pub struct Bench {
     pub fields: RawFields,
     pub key: GroupKey,
@@ -369,6 +370,15 @@ impl Client {
     pub fn beat_in_vain(&mut self, bench: &mut Bench) -> HeartbeatResponse {
         let request = self.request(bench, false);
         bench.send(request)
+    }
+
+    /// Stops everything if the lease is over; the next heartbeat is a join.
+    pub fn notice_time(&mut self, now: Timestamp) {
+        if self.epoch != 0 && now >= self.lease_until {
+            self.epoch = 0;
+            self.owned.clear();
+            self.draining.clear();
+        }
     }
 
     /// What the client may be touching now, as far as it knows itself.
