@@ -402,12 +402,32 @@ pub(crate) fn deadlines(group: &Group, settings: &Settings) -> Vec<Timestamp> {
         .collect()
 }
 
+/// When a starter is forgotten; `None`: with its member. The accepted incarnation of a live member stays known
+/// for as long as it lives: else a broken client would begin a round once per retention, for ever.
+pub(crate) fn forgotten_at(
+    group: &Group,
+    starter: &CorrectionStarter,
+    settings: &Settings,
+) -> Option<Timestamp> {
+    let is_accepted = group
+        .members
+        .get(&starter.member_id)
+        .is_some_and(|member| member.is_live() && member.instance_id == starter.instance_id);
+    (!is_accepted).then(|| starter.started_at.plus(millis(settings.stale_member_retention_ms)))
+}
+
 /// Forgets who began rounds once the retention is over.
 pub(crate) fn forget_starters(turn: &mut Turn<'_>) {
-    let retention = millis(turn.context.settings.stale_member_retention_ms);
-    let (now, before) = (turn.now, turn.group.correction_starters.len());
-    turn.group.correction_starters.retain(|starter| now.since(starter.started_at) < retention);
-    turn.structural |= turn.group.correction_starters.len() != before;
+    let (settings, now) = (&turn.context.settings, turn.now);
+    let keep: Vec<bool> = turn
+        .group
+        .correction_starters
+        .iter()
+        .map(|starter| forgotten_at(&turn.group, starter, settings).is_none_or(|at| at > now))
+        .collect();
+    turn.structural |= keep.contains(&false);
+    let mut keep = keep.into_iter();
+    turn.group.correction_starters.retain(|_| keep.next().unwrap_or(true));
 }
 
 /// The aggregate's list of who has synchronised, for people; written along with structural changes.

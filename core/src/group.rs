@@ -240,7 +240,10 @@ impl Group {
                 member.terminated_at.map(|at| at.plus(retention))
             }
         });
-        let of_starters = self.correction_starters.iter().map(|starter| starter.started_at.plus(retention));
+        let of_starters = self
+            .correction_starters
+            .iter()
+            .filter_map(|starter| correction::forgotten_at(self, starter, settings));
         of_members
             .chain(of_starters)
             .chain(self.holds.iter().map(|hold| self.hold_end(hold)))
