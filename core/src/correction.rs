@@ -402,18 +402,17 @@ pub(crate) fn deadlines(group: &Group, settings: &Settings) -> Vec<Timestamp> {
         .collect()
 }
 
-/// When a starter is forgotten; `None`: with its member. The accepted incarnation of a live member stays known
-/// for as long as it lives: else a broken client would begin a round once per retention, for ever.
+/// When a starter is forgotten; `None`: with its member. The incarnation that was last accepted stays known for
+/// as long as its member is on record: else a broken client would be fenced, come back and begin a round once
+/// per retention, for ever.
 pub(crate) fn forgotten_at(
     group: &Group,
     starter: &CorrectionStarter,
     settings: &Settings,
 ) -> Option<Timestamp> {
-    let is_accepted = group
-        .members
-        .get(&starter.member_id)
-        .is_some_and(|member| member.is_live() && member.instance_id == starter.instance_id);
-    (!is_accepted).then(|| starter.started_at.plus(millis(settings.stale_member_retention_ms)))
+    let on_record = group.members.get(&starter.member_id);
+    let is_its_member = on_record.is_some_and(|member| member.instance_id == starter.instance_id);
+    (!is_its_member).then(|| starter.started_at.plus(millis(settings.stale_member_retention_ms)))
 }
 
 /// Forgets who began rounds once the retention is over.

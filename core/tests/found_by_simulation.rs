@@ -6,7 +6,7 @@ use rsc_protocol::Status;
 use support::*;
 
 /// A client that reports ever higher versions is fenced and rejoins; it must not begin a round again once
-/// per retention (found with a retention shorter than the rebalance timeout).
+/// per retention, not even by what it says before it has heard that it was fenced.
 #[test]
 fn a_living_starter_is_not_forgotten_after_the_retention() {
     let mut bench = Bench::new(4);
