@@ -196,6 +196,9 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
     if group.state != GroupState::Stable || group.metadata_correction.is_some() {
         return false;
     }
+    // What a round left in somebody's hands is granted anew after it.
+    let is_granted =
+        |id: &str, shard: u32| group.members.get(id).is_some_and(|m| m.granted.contains_key(&shard));
     let mut readers: Vec<(u32, &str)> = Vec::new();
     for process in processes {
         readers.extend(process.touches(at).into_iter().map(|(shard, _)| (shard, process.member)));
@@ -208,7 +211,9 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
             Some((shard, id.as_str()))
         })
         .collect();
-    readers == wanted && wanted.len() == group.read_set().len()
+    readers == wanted
+        && wanted.len() == group.read_set().len()
+        && wanted.iter().all(|(shard, id)| is_granted(id, *shard))
 }
 
 /// Whether the counts tell of a round begun.

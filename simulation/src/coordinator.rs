@@ -62,7 +62,7 @@ pub(crate) struct Turn {
     pub(crate) unknowns: u32,
     /// Until when the mutex may be waited for.
     pub(crate) deadline: i64,
-    /// Numbers the round trips: an answer to an older one is late.
+    /// The round trip under way, 0 for none: an answer to an older one is late.
     pub(crate) trip: u64,
     /// The mutex token in use.
     pub(crate) token: String,
@@ -94,6 +94,7 @@ pub(crate) struct Coordinator {
     /// Numbers its timers.
     pub(crate) timer: u64,
     tokens: u64,
+    trips: u64,
 }
 
 impl Coordinator {
@@ -113,6 +114,7 @@ impl Coordinator {
             loss_to_report: false,
             timer: 0,
             tokens: 0,
+            trips: 0,
         }
     }
 
@@ -120,6 +122,12 @@ impl Coordinator {
     pub(crate) fn fresh_token(&mut self, index: usize) -> String {
         self.tokens += 1;
         format!("c{index}.{}.{}", self.life, self.tokens)
+    }
+
+    /// The number of the next round trip.
+    pub(crate) fn fresh_trip(&mut self) -> u64 {
+        self.trips += 1;
+        self.trips
     }
 
     /// Remembers a token whose message got no answer.

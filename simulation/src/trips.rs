@@ -234,21 +234,21 @@ impl World {
     fn send_enter(&mut self, index: usize) {
         let now = self.at;
         let coordinator = &mut self.coordinators[index];
-        let (life, token) = (coordinator.life, coordinator.fresh_token(index));
+        let (life, token, trip) =
+            (coordinator.life, coordinator.fresh_token(index), coordinator.fresh_trip());
         let Some(turn) = &mut coordinator.turn else { return };
-        turn.trip += 1;
+        turn.trip = trip;
         turn.token.clone_from(&token);
         turn.stage = Stage::Entering { sent_at: now };
-        let trip = turn.trip;
         self.ask_redis(index, Event::Enter { coordinator: index, life, trip, token, sent_at: now });
     }
 
     fn send_commit(&mut self, index: usize, pending: Pending) {
         let coordinator = &mut self.coordinators[index];
-        let life = coordinator.life;
+        let (life, trip) = (coordinator.life, coordinator.fresh_trip());
         let Some(turn) = &mut coordinator.turn else { return };
-        turn.trip += 1;
-        let (trip, token) = (turn.trip, turn.token.clone());
+        turn.trip = trip;
+        let token = turn.token.clone();
         turn.stage = Stage::Committing(Box::new(pending.clone()));
         if self.plan.lacks(ModelFault::AnsweredBeforeRecorded) {
             self.answer_all(&pending);
@@ -297,6 +297,7 @@ impl World {
         let coordinator = &mut self.coordinators[index];
         let Some(turn) = &mut coordinator.turn else { return };
         let Stage::Entering { sent_at } = turn.stage else { return };
+        turn.trip = 0;
         let loaded = match entered {
             Entered::Busy if now + pause < turn.deadline => {
                 turn.stage = Stage::Waiting;
@@ -373,8 +374,14 @@ impl World {
         let decision = decide(known.group.clone(), &stray_live, &commands, &context);
         self.decided += 1;
         if self.losses.is_empty() {
+            // Several messages of one member in a batch are applied one after the other.
+            let alone = |job: &Job| {
+                jobs.iter().filter(|one| one.request.member_id == job.request.member_id).count() == 1
+            };
             for (job, reply) in jobs.iter().zip(decision.replies.iter().skip(commands.len() - jobs.len())) {
-                if let Some(what) = check::turned_away(&before, &decision.group, &job.request, reply) {
+                if alone(job)
+                    && let Some(what) = check::turned_away(&before, &decision.group, &job.request, reply)
+                {
                     self.violate(what);
                 }
             }
@@ -399,7 +406,7 @@ impl World {
         let coordinator = &mut self.coordinators[index];
         let Some(turn) = &mut coordinator.turn else { return };
         let Stage::Committing(pending) = std::mem::replace(&mut turn.stage, Stage::Waiting) else { return };
-        turn.trip += 1;
+        turn.trip = 0;
         match committed {
             Committed::Applied(stamp) => {
                 coordinator.watch.committed(&stamp);
@@ -435,7 +442,7 @@ impl World {
         let takes_it_for_done = self.plan.lacks(ModelFault::UnknownTakenForDone);
         let coordinator = &mut self.coordinators[index];
         let Some(turn) = &mut coordinator.turn else { return };
-        turn.trip += 1;
+        turn.trip = 0;
         let token = turn.token.clone();
         match std::mem::replace(&mut turn.stage, Stage::Waiting) {
             Stage::Entering { .. } => {
