@@ -119,6 +119,13 @@ pub(crate) fn tell(group: &GroupKey, decision: &Decided) {
             T::Granted { member_id, shards } => {
                 tracing::info!(%group, version, member_id, shards, "shards granted");
             }
+            T::CorrectionBegun { observed_metadata_version } => {
+                tracing::warn!(%group, version, observed_metadata_version, "redis lost writes: correction round begun");
+            }
+            T::CorrectionEnded {} => tracing::info!(%group, version, "correction round ended"),
+            T::Held { member_id, shards } => {
+                tracing::info!(%group, version, member_id, shards, "shards on hold for who reads them from a lost future");
+            }
             T::Released { member_id, shards } => {
                 tracing::info!(%group, version, member_id, shards, "shards released");
             }

@@ -236,12 +236,12 @@ impl GroupActor {
             After::Failed(_) => {
                 // Never seen: there may be members to expire, or a creation to complete.
                 let Some(seen) = memory.last_seen() else { return Some(retry_later) };
-                seen.group.next_deadline(self.shared.settings.timing.stale_member_retention_ms)?;
+                seen.group.next_deadline(&self.shared.settings.timing)?;
                 Some(retry_later)
             }
             After::Continue | After::Deleted | After::Gone(_) | After::OneByOne(_) => {
-                let retention = self.shared.settings.timing.stale_member_retention_ms;
-                let deadline = memory.known.as_ref()?.group.next_deadline(retention)?;
+                let timing = &self.shared.settings.timing;
+                let deadline = memory.known.as_ref()?.group.next_deadline(timing)?;
                 Some(memory.instant_of(deadline)?.max(memory.watch.in_service_from()))
             }
         }

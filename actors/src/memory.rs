@@ -25,6 +25,9 @@ pub(crate) struct Memory {
     pub(crate) watch: ServiceWatch,
     /// Tokens whose last message to Redis got no answer: they may hold the mutex.
     lost_tokens: VecDeque<MutexToken>,
+    /// Redis was found to have lost writes, which no decision has recorded yet: the version that had been
+    /// reached.
+    pub(crate) lost_writes: Option<u64>,
     /// Redis time and the monotonic clock at the same moment, as last seen.
     pub(crate) clock: Option<(Timestamp, Instant)>,
 }
@@ -37,6 +40,7 @@ impl Memory {
             exists: false,
             watch,
             lost_tokens: VecDeque::new(),
+            lost_writes: None,
             clock: None,
         }
     }
@@ -68,6 +72,12 @@ impl Memory {
     /// The last state that this actor has seen, stored or not.
     pub(crate) fn last_seen(&self) -> Option<&Loaded> {
         self.known.as_ref().or(self.last_known.as_ref())
+    }
+
+    /// The highest version that this actor has seen.
+    pub(crate) fn last_seen_version(&self) -> u64 {
+        let seen = self.known.iter().chain(&self.last_known);
+        seen.map(|loaded| loaded.group.metadata_version).max().unwrap_or(0)
     }
 
     /// Remembers a token that may hold the mutex although nobody works under it.

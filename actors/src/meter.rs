@@ -68,6 +68,7 @@ pub(crate) fn decided(counts: &Counts) {
         ("rsc_grant_total", counts.grants),
         ("rsc_release_total", counts.releases),
         ("rsc_hold_lifted_total", counts.holds_lifted),
+        ("rsc_correction_begun_total", counts.corrections_begun),
     ] {
         if number > 0 {
             counter!(name).increment(number);

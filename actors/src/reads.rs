@@ -80,8 +80,8 @@ pub(crate) async fn presence(shared: &Arc<Shared>, group: &GroupKey) -> Result<P
 /// and died, and then nothing else tells this one that there is somebody to expire. The read itself writes
 /// nothing.
 fn remind_of_overdue(shared: &Shared, group: &Group, now: Timestamp) {
-    let retention = shared.settings.timing.stale_member_retention_ms;
-    if group.next_deadline(retention).is_some_and(|deadline| deadline <= now)
+    let timing = &shared.settings.timing;
+    if group.next_deadline(timing).is_some_and(|deadline| deadline <= now)
         && let Some(handle) = shared.registry.get(&group.key)
     {
         handle.inbox.nudge();

@@ -146,12 +146,16 @@ fn judge_service(
         watch.redis_time(before, after, now),
         stamp.and_then(|stamp| watch.found(after, &stamp)),
     ];
+    if causes.contains(&Some(OutOfService::OlderRecord)) {
+        let reached = memory.last_seen_version();
+        memory.lost_writes = memory.lost_writes.max(Some(reached));
+    }
     for cause in causes.into_iter().flatten() {
         report(group, cause);
     }
 }
 
-fn report(group: &GroupKey, cause: OutOfService) {
+pub(crate) fn report(group: &GroupKey, cause: OutOfService) {
     meter::out_of_service(cause);
     let cause_label = cause.label();
     if cause == OutOfService::OlderRecord {

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use rsc_core::Stamp;
+use rsc_core::succession::is_successor;
 use rsc_protocol::Timestamp;
 
 use crate::redis_clock::RedisClock;
@@ -24,6 +25,8 @@ pub(crate) enum OutOfService {
     OlderRecord,
     /// The key was gone and came back.
     KeyCameBack,
+    /// A correction round began, or one is on that is younger than a lease.
+    CorrectionRound,
 }
 
 impl OutOfService {
@@ -34,6 +37,7 @@ impl OutOfService {
             OutOfService::TimeJumped => "time_jumped",
             OutOfService::OlderRecord => "older_record",
             OutOfService::KeyCameBack => "key_came_back",
+            OutOfService::CorrectionRound => "correction_round",
         }
     }
 }
@@ -117,16 +121,21 @@ impl ServiceWatch {
         Some(self.out_of_service(after, OutOfService::TimeJumped))
     }
 
-    /// The record was found with this stamp. Older than this actor's own last commit means that Redis lost
-    /// writes: a lower revision; the same and a lower live revision; both the same with another write id. The
-    /// same revision with a higher live revision is another instance's lease-only commit.
+    /// The record was found with this stamp. No successor of this actor's own last commit: Redis lost writes.
     pub(crate) fn found(&mut self, now: Instant, stamp: &Stamp) -> Option<OutOfService> {
         let came_back = std::mem::take(&mut self.key_was_missing);
-        if self.own_commit.as_ref().is_some_and(|own| is_older(stamp, own)) {
+        if self.own_commit.as_ref().is_some_and(|own| !is_successor(stamp, own)) {
             self.own_commit = None;
             return Some(self.out_of_service(now, OutOfService::OlderRecord));
         }
         came_back.then(|| self.out_of_service(now, OutOfService::KeyCameBack))
+    }
+
+    /// A correction round is on that is younger than one lease. `Some` when that is news.
+    pub(crate) fn young_round(&mut self, now: Instant) -> Option<OutOfService> {
+        let is_news = self.may_expire(now);
+        let why = self.out_of_service(now, OutOfService::CorrectionRound);
+        is_news.then_some(why)
     }
 
     /// The key is gone.
@@ -153,12 +162,6 @@ impl ServiceWatch {
     pub(crate) fn in_service_from(&self) -> Instant {
         self.judges_from
     }
-}
-
-fn is_older(found: &Stamp, own: &Stamp) -> bool {
-    let (found_numbers, own_numbers) =
-        ((found.revision, found.live_revision), (own.revision, own.live_revision));
-    found_numbers < own_numbers || (found_numbers == own_numbers && found.write_id != own.write_id)
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@ use rsc_core::{Command, Decision, Group, Loaded, Reply as CoreReply, Stamp, Writ
 use rsc_protocol::{GroupKey, Status, Timestamp};
 use rsc_store::{Conflict, MutexToken, Outcome, StoreError};
 
-use crate::deciding::{Decided, context, decide_on, tell};
+use crate::deciding::{Decided, Panicked, context, decide_on, tell};
 use crate::inbox::{Answered, Queued, Reply, Request, Work};
 use crate::memory::Memory;
 use crate::refusal::{Failure, Refusal};
-use crate::section::{Section, Stored, enter, leave, should_exist};
+use crate::section::{Section, Stored, enter, leave, report, should_exist};
 use crate::shared::Shared;
 use crate::{deletion, meter};
 
@@ -309,6 +309,7 @@ async fn attempt(
     if let Some(pending) = pending {
         if pending.is_stored(&known.group, &known.stamp) {
             memory.watch.committed(&known.stamp);
+            memory.lost_writes = None;
             memory.known = Some(known);
             bench.leave(memory, token).await;
             tally.committed_at = Some(now);
@@ -317,11 +318,17 @@ async fn attempt(
         batch.keep_newest_of_each_member(&bench.shared.settings.timing);
     }
     let context = context(bench.shared, memory, now);
-    let Ok(mut decision) = decide_on(bench.shared, &known, &batch.commands, &context) else {
+    let Ok(mut decision) = decide_after_losses(bench.shared, &known, batch, memory.lost_writes, &context)
+    else {
         memory.known = Some(known);
         bench.leave(memory, token).await;
         return Attempt::Panicked;
     };
+    if decision.group.is_in_young_round(now, &bench.shared.settings.timing)
+        && let Some(cause) = memory.watch.young_round(Instant::now())
+    {
+        report(bench.group, cause);
+    }
     if has_ttl {
         meter::ttl_found(bench.group);
         tracing::warn!(group = %bench.group, "the metadata key has a TTL; this turn's commit removes it");
@@ -338,6 +345,7 @@ async fn attempt(
         Outcome::Applied(stamp) => {
             meter::committed("applied");
             memory.watch.committed(&stamp);
+            memory.lost_writes = None;
             tally.committed_at = Some(now);
             let stray_live = if write.kind == WriteKind::LeaseOnly { known.stray_live } else { Vec::new() };
             let (group, decided) = Decided::of(decision);
@@ -368,6 +376,26 @@ async fn attempt(
             Attempt::Failed(Failure::Store(error))
         }
     }
+}
+
+/// Decides on the batch; first of all, if Redis was found to have lost writes, that a correction round begins
+/// (protocol 5).
+fn decide_after_losses(
+    shared: &Shared,
+    known: &Loaded,
+    batch: &Batch,
+    lost_writes: Option<u64>,
+    context: &rsc_core::Context,
+) -> Result<Decision, Panicked> {
+    let Some(observed_metadata_version) = lost_writes else {
+        return decide_on(shared, known, &batch.commands, context);
+    };
+    let mut commands = vec![Command::LostWrites { observed_metadata_version }];
+    commands.extend(batch.commands.iter().cloned());
+    let mut decision = decide_on(shared, known, &commands, context)?;
+    // Nobody waits for the answer to this actor's own observation.
+    decision.replies.remove(0);
+    Ok(decision)
 }
 
 /// A commit that writes nothing but the stamp: it takes a TTL off the key.

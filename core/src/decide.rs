@@ -6,7 +6,7 @@ use rsc_protocol::{ErrorCode, HeartbeatRequest, HeartbeatResponse, PROTOCOL_VERS
 use crate::group::Group;
 use crate::turn::{Context, Counts, Transition, Turn};
 use crate::write::{Write, WriteKind};
-use crate::{handover, holds, maintenance, membership, ownership, record, view};
+use crate::{correction, handover, holds, maintenance, membership, ownership, record, view};
 
 /// Something to do to a group.
 #[derive(Clone, Debug)]
@@ -21,6 +21,11 @@ pub enum Command {
     },
     /// Time has passed: maintenance only (protocol 4.1.1).
     Tick,
+    /// The actor found a record that is no successor of its own last commit (protocol 5).
+    LostWrites {
+        /// The version it had committed.
+        observed_metadata_version: u64,
+    },
     /// Every shard's stream exists now: members may be admitted.
     Provisioned,
 }
@@ -90,6 +95,10 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
                 Some(heartbeat(&mut turn, path_member_id, request))
             }
             Command::Tick => None,
+            Command::LostWrites { observed_metadata_version } => {
+                correction::begin(&mut turn, *observed_metadata_version);
+                None
+            }
             Command::Provisioned => {
                 turn.structural |= std::mem::take(&mut turn.group.provisioning_pending);
                 None
@@ -97,6 +106,7 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
         })
         .collect();
     handover::reconcile(&mut turn);
+    correction::end_if_over(&mut turn);
     let replies = answer_all(&mut turn, commands, answers);
     finish(turn, stray_live, replies)
 }
@@ -128,24 +138,25 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
         return answer;
     }
     // 3: evidence of lost metadata; identity comes first.
-    let evidence = membership::evidence_of_loss(turn, request);
-    turn.counts.evidence_of_loss += u64::from(evidence.is_some());
+    if correction::evidence(turn, request).is_some() {
+        turn.counts.evidence_of_loss += 1;
+        correction::begin_for(turn, request);
+    }
     // 3a to 6: who is it?
     if turn.member(id).is_none() {
+        correction::hold_stranger(turn, request);
         return membership::unknown(turn, request);
     }
     if let Some(answer) = membership::check_incarnation(turn, request) {
+        correction::hold_stranger(turn, request);
         return answer;
     }
     if turn.member(id).is_some_and(|member| !member.is_live()) {
+        correction::hold_stranger(turn, request);
         return membership::terminal(turn, request);
     }
     if request.member_epoch == EPOCH_JOIN {
         return membership::join_of_a_live_member(turn, request);
-    }
-    // The correction round of section 5 answers here once it is built; until then nothing is applied.
-    if let Some(reason) = evidence {
-        return Answer::retry(reason);
     }
     // 7: leaving.
     if request.member_epoch == EPOCH_LEAVE {
@@ -154,6 +165,10 @@ fn heartbeat(turn: &mut Turn<'_>, path_member_id: &str, request: &HeartbeatReque
     // 8: the epoch.
     if let Some(answer) = membership::check_epoch(turn, request) {
         return answer;
+    }
+    correction::forgive_starter(turn, request);
+    if correction::is_on(turn) {
+        return correction::answer(turn, request);
     }
     // 9, 10: ownership.
     ownership::check_and_accept(turn, request)
@@ -205,7 +220,9 @@ fn answer_all(turn: &mut Turn<'_>, commands: &[Command], answers: Vec<Option<Ans
 fn finish(mut turn: Turn<'_>, stray_live: &[String], replies: Vec<Reply>) -> Decision {
     let changed = turn.structural || !turn.touched.is_empty();
     if turn.structural {
-        handover::update_deadlines(&mut turn.group, turn.now);
+        let restart = planted!(TargetRestartsDrainClock) && turn.membership_changed;
+        handover::update_deadlines(&mut turn.group, turn.now, restart);
+        correction::note_acknowledgements(&mut turn);
         turn.group.state = turn.group.derived_state();
         turn.group.store_revision += 1;
     }

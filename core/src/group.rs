@@ -7,7 +7,9 @@ use rsc_protocol::routing::ProducerRouting;
 use rsc_protocol::{GroupKey, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::correction;
 use crate::member::Member;
+use crate::settings::Settings;
 use crate::shards::ShardSet;
 
 /// The cache lease that a record without `maxRoutingCacheTtlMs` may have handed out: the protocol's default.
@@ -48,8 +50,10 @@ pub struct Group {
     pub migrations: serde_json::Map<String, serde_json::Value>,
     /// The running migration.
     pub active_resharding_id: Option<String>,
-    /// The running correction round; not interpreted in this version (protocol 5).
-    pub metadata_correction: Option<serde_json::Value>,
+    /// The running correction round (protocol 5).
+    pub metadata_correction: Option<Correction>,
+    /// Who has begun or restarted a round and has not synchronised since (protocol 5).
+    pub correction_starters: Vec<CorrectionStarter>,
     /// When the group was created.
     pub created_at: Timestamp,
     /// When the record was last written; time never runs behind it.
@@ -76,6 +80,13 @@ pub struct Hold {
     pub cause: HoldCause,
     /// When it ends: the party's lease end, at most one lease away.
     pub until: Timestamp,
+    /// When it was set; a hold that moves with a lease does so for one rebalance timeout at most.
+    #[serde(default)]
+    pub since: Timestamp,
+    /// A round set it for the accepted incarnation of a live member: its end moves with that member's lease
+    /// while the member's reports name the shard.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves: bool,
 }
 
 /// Why a hold was set.
@@ -88,6 +99,57 @@ pub enum HoldCause {
     RebalanceTimeout,
     /// Another incarnation took the member's place.
     Superseded,
+    /// Claimed by a party that speaks from a future that Redis lost (protocol 5).
+    LostFuture,
+}
+
+/// A running correction round: Redis lost writes, and everybody is brought back to what it still has
+/// (protocol 5).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Correction {
+    /// The version that Redis had when the round began.
+    #[serde(default)]
+    pub target_metadata_version: u64,
+    /// The highest version that anybody spoke from.
+    #[serde(default)]
+    pub observed_metadata_version: u64,
+    /// When the round began, or began anew at a further sign of loss. Names the round.
+    #[serde(default)]
+    pub requested_at: Timestamp,
+    /// When the round was last changed.
+    #[serde(default)]
+    pub updated_at: Timestamp,
+    /// Who has set holds in this round: each party does so once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hold_setters: Vec<CorrectionParty>,
+    /// Members that had synchronised when the aggregate was last written; their live fields are the truth.
+    #[serde(default)]
+    pub acknowledged_members: Vec<String>,
+}
+
+/// A (member, instance), known to the group or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CorrectionParty {
+    /// The member.
+    pub member_id: String,
+    /// Its incarnation; `None` for a client that sends no `instanceId`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
+}
+
+/// A (member, instance) whose report began or restarted a round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CorrectionStarter {
+    /// The member.
+    pub member_id: String,
+    /// Its incarnation; `None` for a client that sends no `instanceId`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
+    /// When its report began or restarted a round.
+    pub started_at: Timestamp,
 }
 
 impl Group {
@@ -126,7 +188,25 @@ impl Group {
     /// Whether a hold that has not ended at `now` blocks new grants of `shard`.
     #[must_use]
     pub fn is_on_hold(&self, shard: u32, now: Timestamp) -> bool {
-        self.holds.iter().any(|hold| hold.shard_index == shard && hold.until > now)
+        self.holds.iter().any(|hold| hold.shard_index == shard && self.hold_end(hold) > now)
+    }
+
+    /// When a hold ends. One that a round set for a live member of the accepted incarnation moves with the
+    /// member's lease while its reports name the shard (protocol 4.3).
+    #[must_use]
+    pub fn hold_end(&self, hold: &Hold) -> Timestamp {
+        let lease_end = self.moving_hold_of(hold).map(|member| member.live.member_lease_expires_at);
+        lease_end.map_or(hold.until, |lease_end| hold.until.max(lease_end))
+    }
+
+    /// The live member with whose lease a hold moves, if it does.
+    pub(crate) fn moving_hold_of(&self, hold: &Hold) -> Option<&Member> {
+        self.members.get(&hold.member_id).filter(|member| {
+            !planted!(HoldsDoNotMove)
+                && hold.moves
+                && member.is_live()
+                && member.live.lost_claims.contains(hold.shard_index)
+        })
     }
 
     /// The state that members, target and holdings amount to (protocol 3). `STABLE` means: every live member
@@ -146,11 +226,12 @@ impl Group {
         if converged { GroupState::Stable } else { GroupState::Reconciling }
     }
 
-    /// The earliest instant at which time alone changes something: a lease, rebalance deadline, hold or
-    /// retention ends. `None`: nothing ever will.
+    /// The earliest instant at which time alone changes something: a lease, rebalance deadline, hold,
+    /// retention or the first lease of a round ends, or a round gives up on a member. `None`: nothing ever
+    /// will.
     #[must_use]
-    pub fn next_deadline(&self, stale_member_retention_ms: u64) -> Option<Timestamp> {
-        let retention = crate::settings::millis(stale_member_retention_ms);
+    pub fn next_deadline(&self, settings: &Settings) -> Option<Timestamp> {
+        let retention = crate::settings::millis(settings.stale_member_retention_ms);
         let of_members = self.members.values().filter_map(|member| {
             if member.is_live() {
                 let lease = member.live.member_lease_expires_at;
@@ -159,7 +240,22 @@ impl Group {
                 member.terminated_at.map(|at| at.plus(retention))
             }
         });
-        of_members.chain(self.holds.iter().map(|hold| hold.until)).min()
+        let of_starters = self
+            .correction_starters
+            .iter()
+            .filter_map(|starter| correction::forgotten_at(self, starter, settings));
+        of_members
+            .chain(of_starters)
+            .chain(self.holds.iter().map(|hold| self.hold_end(hold)))
+            .chain(correction::deadlines(self, settings))
+            .min()
+    }
+
+    /// Whether a correction round is on that is younger than one lease (protocol 5).
+    #[must_use]
+    pub fn is_in_young_round(&self, now: Timestamp, settings: &Settings) -> bool {
+        let lease = crate::settings::millis(settings.member_lease_ttl_ms);
+        self.metadata_correction.as_ref().is_some_and(|round| round.requested_at.plus(lease) > now)
     }
 
     /// What producers are told (protocol 7); `cache_ttl_ms` is cut to what the record allows.

@@ -3,18 +3,19 @@
 use rsc_protocol::AssignedShard;
 use rsc_protocol::Timestamp;
 
-use crate::assignment;
 use crate::group::Group;
-use crate::member::Grant;
+use crate::member::{Grant, Member};
 use crate::settings::millis;
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
+use crate::{assignment, correction};
 
 /// Whether `shard` could be granted to `id` now: its target, held by nobody else, not on hold.
 pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
     turn.context.may_grant
+        && !correction::is_on(turn)
         && turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
-        && !turn.group.is_on_hold(shard, turn.now)
+        && (planted!(HoldsSkipped) || !turn.group.is_on_hold(shard, turn.now))
         && !turn.is_held_by_another(id, shard)
 }
 
@@ -98,7 +99,7 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
         let is_reading = member.current.contains(shard) && grant.is_none();
         // An entry that an answer has left out since is granted anew: the member was told to drain it.
         let (allowed, anew) = match grant {
-            Some(grant) if !grant.left_out => (true, false),
+            Some(grant) if !grant.left_out || planted!(LeftOutGrantKeepsItsStamp) => (true, false),
             Some(_) => (turn.context.may_grant && !turn.group.is_on_hold(shard, turn.now), true),
             None if is_reading || member.holds(shard) => (true, true),
             None => (is_grantable(turn, id, shard), true),
@@ -112,21 +113,48 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
             granted.insert(shard);
         }
     }
-    let left_out = member.granted.iter().any(|(shard, grant)| !assigned.contains(*shard) && !grant.left_out);
     if !granted.is_empty() {
         record_grants(turn, id, &granted);
     }
-    if left_out && let Some(member) = turn.change(id) {
+    mark_left_out(turn, id, &assigned);
+    Entitlement { assigned: with_tokens(&turn.group, &assigned), pending, revoking }
+}
+
+/// What a member keeps in a correction round: of its target what it holds and has just reported to own
+/// (protocol 5). Nothing is granted.
+pub(crate) fn keep(turn: &mut Turn<'_>, id: &str, reported: &ShardSet) -> Entitlement {
+    let target = turn.group.target(id);
+    let holding = turn.member(id).map(Member::holding).unwrap_or_default();
+    let assigned: ShardSet =
+        target.iter().filter(|shard| holding.contains(*shard) && reported.contains(*shard)).collect();
+    mark_left_out(turn, id, &assigned);
+    let (pending, revoking) = (target.minus(&assigned), holding.minus(&target));
+    Entitlement { assigned: with_tokens(&turn.group, &assigned), pending, revoking }
+}
+
+/// Marks the grants that this answer leaves out: the member is told to drain them (protocol 1).
+fn mark_left_out(turn: &mut Turn<'_>, id: &str, assigned: &ShardSet) {
+    let is_new = |member: &Member| {
+        member.granted.iter().any(|(shard, grant)| !assigned.contains(*shard) && !grant.left_out)
+    };
+    if turn.member(id).is_some_and(is_new)
+        && let Some(member) = turn.change(id)
+    {
+        if planted!(AnswerOverwritesGranted) {
+            member.granted.retain(|shard, _| assigned.contains(*shard));
+        }
         for (shard, grant) in &mut member.granted {
             grant.left_out |= !assigned.contains(*shard);
         }
     }
-    let tokens = &turn.group.fencing_tokens;
-    let assigned = assigned
+}
+
+fn with_tokens(group: &Group, shards: &ShardSet) -> Vec<AssignedShard> {
+    let token = |shard_index| group.fencing_tokens.get(&shard_index).copied();
+    shards
         .iter()
-        .map(|shard_index| AssignedShard { shard_index, fencing_token: tokens.get(&shard_index).copied() })
-        .collect();
-    Entitlement { assigned, pending, revoking }
+        .map(|shard_index| AssignedShard { shard_index, fencing_token: token(shard_index) })
+        .collect()
 }
 
 fn record_grants(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) {
@@ -151,22 +179,26 @@ fn draw_fencing_token(group: &mut Group, shard: u32, now: Timestamp) {
     group.fencing_tokens.insert(shard, token);
 }
 
+/// Whether the member might be touching a shard that is not its target.
+pub(crate) fn holds_beyond_target(member: &Member, target: Option<&ShardSet>) -> bool {
+    member
+        .current
+        .iter()
+        .chain(member.granted.keys().copied())
+        .chain(member.revoking.keys().copied())
+        .any(|shard| !target.is_some_and(|target| target.contains(shard)))
+}
+
 /// Starts the drain's clock of each live member the moment it holds something beyond its target, and stops
-/// it when it no longer does; a newer target does not restart it (protocol 4.2).
-pub(crate) fn update_deadlines(group: &mut Group, now: Timestamp) {
+/// it when it no longer does; a newer target does not restart it (protocol 4.2). `restart`: it does, a fault
+/// planted for the simulation.
+pub(crate) fn update_deadlines(group: &mut Group, now: Timestamp, restart: bool) {
     let targets = &group.targets;
     for (id, member) in &mut group.members {
-        let target = targets.get(id);
-        let holds_more = member.is_live()
-            && member
-                .current
-                .iter()
-                .chain(member.granted.keys().copied())
-                .chain(member.revoking.keys().copied())
-                .any(|shard| !target.is_some_and(|target| target.contains(shard)));
+        let holds_more = member.is_live() && holds_beyond_target(member, targets.get(id));
         if !holds_more {
             member.rebalance_deadline_at = None;
-        } else if member.rebalance_deadline_at.is_none() {
+        } else if member.rebalance_deadline_at.is_none() || restart {
             let allowed = member.rebalance_timeout_ms.max(member.live.member_lease_ttl_ms);
             member.rebalance_deadline_at = Some(now.plus(millis(allowed)));
         }

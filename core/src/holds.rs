@@ -13,7 +13,12 @@ pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldC
     let Some(member) = turn.member(id) else { return };
     let until = member.live.member_lease_expires_at;
     let (instance_id, sequence) = (member.instance_id.clone(), member.live.sequence.max(sequence));
-    if until <= turn.now || shards.is_empty() {
+    let is_skipped = match cause {
+        HoldCause::Superseded => planted!(SupersededNotHeld),
+        HoldCause::OwnershipViolation => planted!(LiarNotHeld),
+        _ => false,
+    };
+    if until <= turn.now || shards.is_empty() || is_skipped {
         return;
     }
     for shard_index in shards.iter() {
@@ -24,6 +29,8 @@ pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldC
             sequence,
             cause,
             until,
+            since: turn.now,
+            moves: false,
         });
     }
     turn.structural = true;
@@ -45,7 +52,7 @@ pub(crate) fn lift_what_stopped(turn: &mut Turn<'_>, request: &HeartbeatRequest)
     let before = turn.group.holds.len();
     turn.group.holds.retain(|hold| {
         let is_the_party = hold.member_id == request.member_id && hold.instance_id.as_ref() == Some(instance);
-        let is_newer = hold.sequence.is_some_and(|applied| sequence > applied);
+        let is_newer = planted!(OldJoinLiftsHold) || hold.sequence.is_some_and(|applied| sequence > applied);
         !(is_the_party && is_newer && (stopped_all || revoked.contains(hold.shard_index)))
     });
     let lifted = before - turn.group.holds.len();
@@ -57,7 +64,9 @@ pub(crate) fn lift_what_stopped(turn: &mut Turn<'_>, request: &HeartbeatRequest)
 
 /// Removes holds whose time is over.
 pub(crate) fn drop_ended(turn: &mut Turn<'_>) {
-    let (now, before) = (turn.now, turn.group.holds.len());
-    turn.group.holds.retain(|hold| hold.until > now);
-    turn.structural |= turn.group.holds.len() != before;
+    let ended: Vec<bool> =
+        turn.group.holds.iter().map(|hold| turn.group.hold_end(hold) <= turn.now).collect();
+    turn.structural |= ended.contains(&true);
+    let mut ended = ended.into_iter();
+    turn.group.holds.retain(|_| !ended.next().unwrap_or(false));
 }

@@ -2,10 +2,14 @@
 //!
 //! The modules follow `docs/protocol.md`, so that a rule's number is its address: [`group`] and [`member`]
 //! (the state, 1 and 3), [`mod@decide`] (the list of 4.1 in its order), `membership` (4.1.4-8), `ownership`
-//! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `maintenance` (4.1.1), `view` (what a
-//! member is answered), [`lifecycle`] (3), [`record`] (2), [`validate`] (the invariants).
+//! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `correction` (5), `maintenance`
+//! (4.1.1), `view` (what a member is answered), [`succession`] (5, the actor's own evidence), [`lifecycle`]
+//! (3), [`record`] (2), [`validate`] (the invariants).
 
+#[macro_use]
+pub mod fault;
 pub mod assignment;
+mod correction;
 pub mod decide;
 pub mod group;
 mod handover;
@@ -18,17 +22,19 @@ mod ownership;
 pub mod record;
 pub mod settings;
 pub mod shards;
+pub mod succession;
 pub mod turn;
 pub mod validate;
 pub mod view;
 pub mod write;
 
 pub use decide::{Command, Decision, Reply, decide};
-pub use group::{Group, Hold, HoldCause};
+pub use group::{Correction, Group, Hold, HoldCause};
 pub use member::Member;
 pub use record::{LoadError, Loaded, load};
 pub use settings::Settings;
 pub use shards::ShardSet;
+pub use succession::is_successor;
 pub use turn::{Context, Counts, Transition};
 pub use validate::Violation;
 pub use write::{RawFields, Stamp, Tombstone, Write, WriteKind};

@@ -51,6 +51,7 @@ pub fn create(
         migrations: serde_json::Map::new(),
         active_resharding_id: None,
         metadata_correction: None,
+        correction_starters: Vec::new(),
         created_at: now.max(reached.deleted_at),
         updated_at: now.max(reached.deleted_at),
         unknown: serde_json::Map::new(),
@@ -69,13 +70,21 @@ pub fn create(
 /// Whether a group may be deleted, and what remains of it.
 ///
 /// # Errors
-/// `GROUP_HAS_ACTIVE_MEMBERS` while members are live, unless forced.
+/// `METADATA_SYNC_IN_PROGRESS` while a correction round is on (protocol 5): what remained would lie below what
+/// members have seen. `GROUP_HAS_ACTIVE_MEMBERS` while members are live, unless forced.
 pub fn delete(
     group: &Group,
     stamp: &Stamp,
     now: Timestamp,
     force: bool,
 ) -> Result<Tombstone, (ErrorCode, String)> {
+    if group.metadata_correction.is_some() {
+        let message = format!(
+            "redis has lost writes of group {}, its members are being brought back: try again later",
+            group.key
+        );
+        return Err((ErrorCode::MetadataSyncInProgress, message));
+    }
     let live = group.live_members().count();
     if live > 0 && !force {
         let message = format!(

@@ -6,17 +6,21 @@ use crate::group::HoldCause;
 use crate::member::{Member, Termination};
 use crate::settings::millis;
 use crate::turn::Turn;
-use crate::{holds, membership};
+use crate::{correction, holds, membership};
 
 /// Expires live members whose lease is over, fences stuck drainers, prunes old terminal members, unless this
 /// instance has been out of service; keeps the recorded routing lease true (protocol 7).
 pub(crate) fn run(turn: &mut Turn<'_>) {
-    if turn.context.may_expire {
+    // A young round is the sign of a loss that took lease renewals with it (protocol 4.1.1).
+    if turn.context.may_expire && (planted!(YoungRoundExpires) || !correction::is_young(turn)) {
         expire(turn);
         fence_stuck_drainers(turn);
+        correction::fence_stuck(turn);
         prune(turn);
     }
     holds::drop_ended(turn);
+    correction::forget_starters(turn);
+    correction::end_if_over(turn);
     keep_routing_lease(turn);
 }
 
@@ -41,7 +45,10 @@ fn fence_stuck_drainers(turn: &mut Turn<'_>) {
         member.is_live() && member.rebalance_deadline_at.is_some_and(|at| at <= now)
     });
     for id in stuck {
-        let held = turn.member(&id).map(Member::holding).unwrap_or_default();
+        let mut held = turn.member(&id).map(Member::holding).unwrap_or_default();
+        if planted!(HoldOnlyWhatWasToBeDrained) {
+            held = held.minus(&turn.group.target(&id));
+        }
         holds::set(turn, &id, &held, HoldCause::RebalanceTimeout, None);
         membership::terminate(turn, &id, MemberState::Fenced, Termination::RebalanceTimeout);
         turn.counts.rebalance_timeouts += 1;
@@ -56,6 +63,7 @@ fn prune(turn: &mut Turn<'_>) {
     });
     for id in over {
         turn.group.members.remove(&id);
+        turn.group.correction_starters.retain(|starter| starter.member_id != id);
         turn.touched.remove(&id);
         turn.removed.push(id);
         turn.structural = true;

@@ -76,6 +76,21 @@ pub struct Live {
     pub member_epoch: u64,
     /// The last epoch this incarnation has itself reported.
     pub confirmed_member_epoch: u64,
+    /// The round (its `requestedAt`) in which the member has synchronised (protocol 5).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub synchronised_at_round: Option<Timestamp>,
+    /// The version that the member's last answer in a round carried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answered_version: Option<u64>,
+    /// The token that went with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answered_token: Option<String>,
+    /// The round (its `requestedAt`) in which that answer was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answered_at_round: Option<Timestamp>,
+    /// Shards of a lost future that the member's last report named; on hold while it does.
+    #[serde(skip_serializing_if = "ShardSet::is_empty")]
+    pub lost_claims: ShardSet,
 }
 
 /// One entry of *granted* (protocol 1).
@@ -116,6 +131,8 @@ pub enum Termination {
     LeaseExpired,
     /// It drained for longer than its rebalance timeout (protocol 4.2).
     RebalanceTimeout,
+    /// It did not come back to Redis's metadata within its rebalance timeout (protocol 5).
+    NotSynchronised,
     /// It claimed shards that it could not have been given (protocol 4.1.9).
     OwnershipViolation,
 }

@@ -10,7 +10,7 @@ use crate::member::{Live, Member, Superseded, Termination};
 use crate::settings::millis;
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
-use crate::{holds, ownership};
+use crate::{correction, holds, ownership};
 
 /// Superseded incarnations that are always remembered; younger ones than a lease are kept beyond that, up
 /// to `SUPERSEDED_AT_MOST`.
@@ -26,10 +26,10 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
         return None;
     }
     let applied = member.live.sequence?;
-    if sequence < applied {
+    if sequence < applied && !planted!(LateMessageApplied) {
         return Some(Answer::retry(format!("sequence {sequence} is late: {applied} is already applied")));
     }
-    if sequence > applied {
+    if sequence > applied || planted!(LateMessageApplied) {
         return None;
     }
     if member.is_live() {
@@ -43,28 +43,15 @@ pub(crate) fn check_sequence(turn: &mut Turn<'_>, request: &HeartbeatRequest) ->
     Some(Answer::fenced("the membership that this message belonged to is over: rejoin with epoch 0"))
 }
 
-/// Rule 3: does the request show that Redis lost writes (protocol 5)? The sentence says how.
-pub(crate) fn evidence_of_loss(turn: &Turn<'_>, request: &HeartbeatRequest) -> Option<String> {
-    let (version, reported) = (turn.recorded_version, request.metadata_version);
-    if reported > version {
-        return Some(format!("metadataVersion {reported} was reported but the record is at {version}"));
-    }
-    let known = turn.member(&request.member_id)?;
-    let token_differs = request.metadata_token.as_deref().is_some_and(|token| {
-        !token.is_empty() && !turn.recorded_token.is_empty() && token != turn.recorded_token
-    });
-    if reported == version && token_differs {
-        return Some(format!("metadataVersion {version} was reported with another metadataToken"));
-    }
-    let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
-    (epoch > known.live.member_epoch)
-        .then(|| format!("memberEpoch {epoch} was reported but the record is at {}", known.live.member_epoch))
-}
-
 /// Rule 3a: who is not the accepted incarnation never touches it, unless it joins.
 pub(crate) fn check_incarnation(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Option<Answer> {
     let member = turn.member(&request.member_id)?;
     if request.member_epoch == EPOCH_JOIN || member.instance_id == request.instance_id {
+        return None;
+    }
+    if (planted!(AnybodyLeaves) && request.member_epoch == EPOCH_LEAVE)
+        || (planted!(SyncForAZombie) && correction::is_on(turn))
+    {
         return None;
     }
     let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
@@ -124,9 +111,10 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     };
     if let Some(instance) = &request.instance_id
         && member.superseded.iter().any(|former| former.instance_id == *instance)
+        && !planted!(SupersededJoinWins)
     {
-        if !member.heard {
-            return Answer::retry("this incarnation was superseded by one that has not been heard yet");
+        if (!member.heard || correction::is_on(turn)) && !planted!(RefusedBeforeHeard) {
+            return Answer::retry("this incarnation was superseded, and its successor is yet to be heard");
         }
         let reason = format!("memberId {id} is used by two running processes: give each its own");
         return Answer::Status(Status::InvalidRequest, reason);
@@ -134,7 +122,7 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     let same_instance = request.instance_id.is_some() && request.instance_id == member.instance_id;
     let same_request = request.instance_id.is_none()
         && member.instance_id.is_none()
-        && request.request_id == member.join_request_id;
+        && (request.request_id == member.join_request_id || planted!(OneIdForTwo));
     let leaving = member.state == MemberState::Leaving;
     if !leaving && !member.reported_ownership && (same_instance || same_request) {
         return same_join_again(turn, request);
@@ -161,10 +149,13 @@ pub(crate) fn join_of_a_live_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
 /// The same join again: the same answer, no epoch moves, *granted* does not shrink. The answer extends the
 /// lease of whoever sent it, so the record follows.
 fn same_join_again(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
-    renew_lease(turn, &request.member_id);
+    if !planted!(SameJoinRenewsNothing) {
+        renew_lease(turn, &request.member_id);
+    }
     if let Some(member) = turn.touch(&request.member_id) {
         member.live.sequence = member.live.sequence.max(counted_sequence(request));
     }
+    correction::acknowledge(turn, &request.member_id);
     Answer::View
 }
 
@@ -195,6 +186,7 @@ fn counted_sequence(request: &HeartbeatRequest) -> Option<u64> {
 
 /// Makes the sender of `request` the accepted incarnation, with a new epoch and nothing held.
 fn admit(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
+    correction::freeze_holds(turn, &request.member_id);
     let epoch = turn.change_membership();
     let (now, settings) = (turn.now, &turn.context.settings);
     let (ttl, join_metadata_version) = (settings.member_lease_ttl_ms, turn.group.metadata_version);
@@ -236,11 +228,14 @@ fn admit(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
             shard_progress: Vec::new(),
             member_epoch: epoch,
             confirmed_member_epoch: epoch,
+            ..Live::default()
         },
         unknown: former.map(|member| member.unknown).unwrap_or_default(),
     };
     turn.group.members.insert(request.member_id.clone(), member);
     turn.touched.insert(request.member_id.clone());
+    // Who starts with nothing has nothing to correct (protocol 5).
+    correction::acknowledge(turn, &request.member_id);
 }
 
 fn forget_old_incarnations(superseded: &mut Vec<Superseded>, turn: &Turn<'_>) {
@@ -303,6 +298,14 @@ pub(crate) fn leave(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
         turn.note(Transition::MemberLeaving { member_id: id.clone() });
     }
     ownership::accept_cut(turn, request);
+    if correction::is_on(turn) {
+        // What it reports beyond its holding is held until it is seen without it; there is nothing else to
+        // correct in a leaver.
+        let claims = ownership::claims(request);
+        correction::hold_claims_of_member(turn, request, &claims);
+        correction::lift_own_holds(turn, id, &claims);
+        correction::acknowledge(turn, id);
+    }
     depart_if_done(turn, id);
     Answer::View
 }
@@ -318,6 +321,7 @@ pub(crate) fn depart_if_done(turn: &mut Turn<'_>, id: &str) {
 /// Ends a membership: the member holds nothing from now on. Holds, where they are due, are set before.
 pub(crate) fn terminate(turn: &mut Turn<'_>, id: &str, state: MemberState, cause: Termination) {
     let held = turn.member(id).map(Member::holding).unwrap_or_default();
+    correction::freeze_holds(turn, id);
     let epoch = turn.change_membership();
     let now = turn.now;
     if let Some(member) = turn.change(id) {
@@ -338,17 +342,25 @@ pub(crate) fn terminate(turn: &mut Turn<'_>, id: &str, state: MemberState, cause
 pub(crate) fn check_epoch(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Option<Answer> {
     let member = turn.member(&request.member_id)?;
     let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
-    if epoch < member.live.confirmed_member_epoch {
+    let lowest = if planted!(OnlyTheNewestEpoch) {
+        member.live.member_epoch
+    } else if planted!(AnyLowerEpoch) {
+        0
+    } else {
+        member.live.confirmed_member_epoch
+    };
+    if epoch < lowest {
         let reason = format!(
             "memberEpoch {epoch} is stale: {} has been confirmed; rejoin with epoch 0",
             member.live.confirmed_member_epoch
         );
         return Some(Answer::fenced(reason));
     }
-    if epoch > member.live.member_epoch {
+    if epoch > member.live.member_epoch && !correction::is_on(turn) {
         return Some(Answer::fenced("memberEpoch was never handed out: rejoin with epoch 0"));
     }
     if epoch > member.live.confirmed_member_epoch
+        && epoch <= member.live.member_epoch
         && let Some(member) = turn.touch(&request.member_id)
     {
         member.live.confirmed_member_epoch = epoch;

@@ -10,13 +10,18 @@ use crate::group::HoldCause;
 use crate::member::{Member, Revoking, Termination};
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
-use crate::{handover, holds, membership};
+use crate::{correction, handover, holds, membership};
 
 /// What a heartbeat reports, as sets.
 struct Report {
     owned: ShardSet,
     /// Drains that are not finished.
     draining: BTreeMap<u32, Revoking>,
+}
+
+/// Every shard a report names as owned or not yet drained.
+pub(crate) fn claims(request: &HeartbeatRequest) -> ShardSet {
+    Report::of(request).claims().collect()
 }
 
 impl Report {
@@ -26,7 +31,7 @@ impl Report {
             draining: request
                 .revoking_shards
                 .iter()
-                .filter(|report| !report.is_finished())
+                .filter(|report| !report.is_finished() && !planted!(DrainingCountsAsReleased))
                 .map(|report| {
                     let revoking = Revoking { state: report.state, in_flight: report.in_flight };
                     (report.shard.shard_index, revoking)
@@ -46,7 +51,7 @@ impl Report {
 
 /// Rules 9 and 10 for a heartbeat that passed every check of identity and epoch.
 pub(crate) fn check_and_accept(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Answer {
-    let report = Report::of(request);
+    let mut report = Report::of(request);
     let illegal = illegal_claims(turn, request, &report);
     if !illegal.is_empty() {
         return fence_for_claims(turn, request, &report, &illegal);
@@ -58,6 +63,7 @@ pub(crate) fn check_and_accept(turn: &mut Turn<'_>, request: &HeartbeatRequest) 
     {
         member.state = MemberState::Active;
     }
+    cut_to_what_redis_gives(turn, request, &mut report);
     accept(turn, request, report);
     membership::depart_if_done(turn, &request.member_id);
     Answer::View
@@ -70,8 +76,10 @@ pub(crate) fn accept_cut(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
         return;
     };
     let mut report = Report::of(request);
-    report.owned = report.owned.iter().filter(|shard| member.holds(*shard)).collect();
-    report.draining.retain(|shard, _| member.holds(*shard));
+    if !planted!(LeaveNotCut) {
+        report.owned = report.owned.iter().filter(|shard| member.holds(*shard)).collect();
+        report.draining.retain(|shard, _| member.holds(*shard));
+    }
     membership::hear(turn, request);
     accept(turn, request, report);
 }
@@ -82,10 +90,44 @@ fn illegal_claims(turn: &Turn<'_>, request: &HeartbeatRequest, report: &Report) 
     let Some(member) = turn.member(id) else {
         return ShardSet::new();
     };
+    let in_round = correction::is_on(turn);
     report
         .claims()
-        .filter(|shard| !member.holds(*shard) && !handover::is_grantable(turn, id, *shard))
+        .filter(|shard| {
+            let held_for_it = in_round
+                && (correction::has_own_hold(turn, id, *shard)
+                    || correction::is_nobodys_target(turn, id, *shard));
+            !member.holds(*shard) && !held_for_it && !handover::is_grantable(turn, id, *shard)
+        })
         .collect()
+}
+
+/// In a round a report is first cut to what the member holds or nobody does; the rest stays on its hold
+/// alone, and a hold whose shard the report no longer names is over (rule 10, protocol 4.3).
+fn cut_to_what_redis_gives(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: &mut Report) {
+    if !correction::is_on(turn) {
+        return;
+    }
+    let id = &request.member_id;
+    let claims: ShardSet = report.claims().collect();
+    let given: ShardSet = claims
+        .iter()
+        .filter(|shard| {
+            turn.member(id).is_some_and(|member| member.holds(*shard))
+                || correction::is_nobodys_target(turn, id, *shard)
+        })
+        .collect();
+    if !planted!(ClaimsNotCutInARound) {
+        report.owned = report.owned.iter().filter(|shard| given.contains(*shard)).collect();
+        report.draining.retain(|shard, _| given.contains(*shard));
+    }
+    let lost = claims.minus(&given);
+    correction::lift_own_holds(turn, id, &lost);
+    if turn.member(id).is_some_and(|member| member.live.lost_claims != lost)
+        && let Some(member) = turn.touch(id)
+    {
+        member.live.lost_claims = lost;
+    }
 }
 
 fn fence_for_claims(
@@ -122,7 +164,11 @@ fn accept(turn: &mut Turn<'_>, request: &HeartbeatRequest, report: Report) {
     let granted: BTreeMap<_, _> = member
         .granted
         .iter()
-        .filter(|(shard, grant)| report.names(**shard) || grant.metadata_version > request.metadata_version)
+        .filter(|(shard, grant)| {
+            let is_newer =
+                grant.metadata_version > request.metadata_version && !planted!(OldReportReleasesNewGrant);
+            report.names(**shard) || is_newer
+        })
         .map(|(shard, grant)| (*shard, *grant))
         .collect();
     let reports_ownership = !report.owned.is_empty() || !report.draining.is_empty();

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Group, Hold};
+use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Correction, CorrectionStarter, Group, Hold};
 use crate::handover;
 use crate::member::{Grant, Live, Member, Revoking, Superseded, Termination};
 use crate::settings::{Settings, millis};
@@ -164,6 +164,7 @@ pub fn load(group: &GroupKey, fields: &RawFields, settings: &Settings) -> Result
         group.updated_at = group.updated_at.max(updated_at);
     }
     let stray_live = merge_live(&mut group, fields);
+    merge_acknowledgements(&mut group);
     Ok(Loaded { group, stamp, stray_live })
 }
 
@@ -204,6 +205,17 @@ fn merge_live(group: &mut Group, fields: &RawFields) -> Vec<String> {
         }
     }
     stray
+}
+
+/// Who has synchronised according to the aggregate has, whatever its live field says: other implementations
+/// write none.
+fn merge_acknowledgements(group: &mut Group) {
+    let Some(round) = &group.metadata_correction else { return };
+    for id in &round.acknowledged_members {
+        if let Some(member) = group.members.get_mut(id) {
+            member.live.synchronised_at_round = Some(round.requested_at);
+        }
+    }
 }
 
 fn merge_one(recorded: &mut Live, found: Live) {
@@ -255,8 +267,10 @@ struct GroupRecord {
     migrations: Map<String, Value>,
     #[serde(default)]
     active_resharding_id: Option<String>,
-    #[serde(default)]
-    metadata_correction: Option<Value>,
+    #[serde(default, deserialize_with = "correction")]
+    metadata_correction: Option<Correction>,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    correction_starters: Vec<CorrectionStarter>,
     #[serde(default)]
     created_at: Option<Timestamp>,
     #[serde(default)]
@@ -359,6 +373,16 @@ fn derived<'de, D: Deserializer<'de>>(input: D) -> Result<rsc_protocol::admin::G
     serde::de::IgnoredAny::deserialize(input).map(|_| rsc_protocol::admin::GroupState::default())
 }
 
+/// A round as any implementation records it: fields that are absent or null have their defaults. What is no
+/// object is not understood.
+fn correction<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Correction>, D::Error> {
+    let Some(mut fields) = Option::<Map<String, Value>>::deserialize(input)? else {
+        return Ok(None);
+    };
+    fields.retain(|_, value| !value.is_null());
+    serde_json::from_value(Value::Object(fields)).map(Some).map_err(serde::de::Error::custom)
+}
+
 impl GroupRecord {
     fn into_group(self, key: GroupKey, settings: &Settings) -> Result<Group, LoadError> {
         let updated_at = self.updated_at.unwrap_or_default();
@@ -379,7 +403,8 @@ impl GroupRecord {
             max_routing_cache_ttl_ms: self.max_routing_cache_ttl_ms.unwrap_or(ASSUMED_ROUTING_CACHE_TTL_MS),
             migrations: self.migrations,
             active_resharding_id: self.active_resharding_id,
-            metadata_correction: self.metadata_correction.filter(|round| !round.is_null()),
+            metadata_correction: self.metadata_correction,
+            correction_starters: self.correction_starters,
             created_at: self.created_at.unwrap_or(updated_at),
             updated_at,
             unknown: self.unknown,
@@ -401,7 +426,13 @@ impl GroupRecord {
         for member in group.members.values_mut().filter(|member| !member.is_live()) {
             member.forget_ownership();
         }
-        handover::update_deadlines(&mut group, updated_at);
+        handover::update_deadlines(&mut group, updated_at, false);
+        // A round that does not say since when it is on began with the aggregate's last write at the latest.
+        if let Some(round) = &mut group.metadata_correction
+            && round.requested_at == Timestamp::default()
+        {
+            round.requested_at = updated_at;
+        }
         group.state = group.derived_state();
         Ok(group)
     }
@@ -469,6 +500,7 @@ impl MemberRecord {
                 shard_progress: progress.collect(),
                 member_epoch: self.member_epoch,
                 confirmed_member_epoch: self.confirmed_member_epoch.unwrap_or(self.member_epoch),
+                ..Live::default()
             },
             unknown: self.unknown,
         }
@@ -563,6 +595,7 @@ pub fn aggregate(group: &Group) -> Result<String, serde_json::Error> {
         migrations: group.migrations.clone(),
         active_resharding_id: group.active_resharding_id.clone(),
         metadata_correction: group.metadata_correction.clone(),
+        correction_starters: group.correction_starters.clone(),
         created_at: Some(group.created_at),
         updated_at: Some(group.updated_at),
         unknown: group.unknown.clone(),

@@ -87,6 +87,20 @@ pub enum Transition {
         /// The shards.
         shards: String,
     },
+    /// Redis lost writes: everybody is brought back to what it still has.
+    CorrectionBegun {
+        /// The highest version that anybody spoke from.
+        observed_metadata_version: u64,
+    },
+    /// Everybody is on Redis's metadata again.
+    CorrectionEnded {},
+    /// Shards are on hold for somebody who speaks from a lost future.
+    Held {
+        /// The party's member id.
+        member_id: String,
+        /// The shards.
+        shards: String,
+    },
     /// A member gave shards back.
     Released {
         /// The member.
@@ -115,6 +129,8 @@ pub struct Counts {
     pub grants: u64,
     /// Shards given back.
     pub releases: u64,
+    /// Correction rounds begun or begun anew.
+    pub corrections_begun: u64,
     /// Holds lifted before their time.
     pub holds_lifted: u64,
 }
@@ -192,7 +208,14 @@ impl<'c> Turn<'c> {
 
     /// Whether a live member other than `id` holds `shard`.
     pub(crate) fn is_held_by_another(&self, id: &str, shard: u32) -> bool {
-        self.group.live_members().any(|(other, member)| other != id && member.holds(shard))
+        self.group.live_members().any(|(other, member)| {
+            let holds = if planted!(GrantIgnoresGranted) {
+                member.current.contains(shard) || member.revoking.contains_key(&shard)
+            } else {
+                member.holds(shard)
+            };
+            other != id && holds
+        })
     }
 
     pub(crate) fn note(&mut self, transition: Transition) {

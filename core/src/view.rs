@@ -3,18 +3,31 @@
 use rsc_protocol::heartbeat::EPOCH_LEAVE;
 use rsc_protocol::{Assignment, HeartbeatRequest, HeartbeatResponse, ShardRef, Status};
 
-use crate::handover;
 use crate::settings::Settings;
 use crate::shards::ShardSet;
 use crate::turn::Turn;
+use crate::{correction, handover};
 
 /// The `OK` of a member that the request was applied to. Hands out the assignment epoch and what can be
 /// granted; moves the record accordingly.
 pub(crate) fn of_member(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> HeartbeatResponse {
     let id = request.member_id.as_str();
-    let entitlement = handover::grant(turn, id);
+    let status = correction::status(turn, request);
+    let entitlement = if correction::is_on(turn) {
+        let reported = match status {
+            Status::Ok => ShardSet::new(),
+            _ => request.owned_shards.iter().map(|shard| shard.shard_index).collect(),
+        };
+        handover::keep(turn, id, &reported)
+    } else {
+        handover::grant(turn, id)
+    };
+    if matches!(status, Status::SyncMetadata | Status::RevokePending) {
+        correction::note_answer(turn, id);
+    }
     let assignment_epoch = turn.group.assignment_epoch;
-    let mut response = blank(turn, request, Status::Ok);
+    let mut response = blank(turn, request, status);
+    response.reason = reason(status).to_owned();
     let Some(member) = turn.member(id) else {
         return response;
     };
@@ -41,6 +54,18 @@ pub(crate) fn of_member(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Hear
         metadata_version: response.metadata_version,
     };
     response
+}
+
+fn reason(status: Status) -> &'static str {
+    match status {
+        Status::SyncMetadata => {
+            "redis lost writes: adopt this version, keep only what is assigned, start nothing"
+        }
+        Status::RevokePending => {
+            "redis lost writes: others are still coming back to its metadata, start nothing"
+        }
+        _ => "",
+    }
 }
 
 /// An answer that says nothing about the assignment. `RETRY` repeats what the member said, so that there is

@@ -93,7 +93,17 @@ fn every_invariant_is_found_broken_by_the_check_that_the_document_names() {
         ("hold-blocks-grant", |group| {
             let until = group.updated_at.plus(1);
             let (member_id, cause) = ("x".to_owned(), HoldCause::Superseded);
-            let hold = Hold { shard_index: 1, member_id, instance_id: None, sequence: None, cause, until };
+            let (since, moves) = (group.updated_at, false);
+            let hold = Hold {
+                shard_index: 1,
+                member_id,
+                instance_id: None,
+                sequence: None,
+                cause,
+                until,
+                since,
+                moves,
+            };
             group.holds.push(hold);
             let grant = Grant { metadata_version: group.metadata_version, left_out: false };
             group.members.get_mut("m").unwrap().granted.insert(1, grant);
@@ -132,7 +142,9 @@ fn a_shard_on_hold_may_stay_with_its_holder_but_not_be_granted_anew() {
     let mut before = healthy();
     let until = before.updated_at.plus(1_000);
     let (member_id, cause) = ("x".to_owned(), HoldCause::OwnershipViolation);
-    let hold = Hold { shard_index: 1, member_id, instance_id: None, sequence: None, cause, until };
+    let (since, moves) = (before.updated_at, false);
+    let hold =
+        Hold { shard_index: 1, member_id, instance_id: None, sequence: None, cause, until, since, moves };
     before.holds.push(hold);
     let now = before.updated_at;
     assert_eq!(validate_transition(&before, &before, now), []);

@@ -260,7 +260,7 @@ fn protocol_2_an_instance_whose_time_jumped_does_not_give_back_what_is_drained()
 #[test]
 fn protocol_2_the_next_deadline_is_the_earliest_of_lease_drain_hold_and_retention() {
     let (mut bench, mut p, mut m) = two_settled();
-    let next = |bench: &Bench| bench.group().next_deadline(u64::try_from(RETENTION).unwrap());
+    let next = |bench: &Bench| bench.group().next_deadline(&bench.settings);
     assert_eq!(next(&bench), Some(lease_end(&bench, "p")), "p was heard before m");
     // A drain that ends earlier than every lease: the timeout is over while p goes on being heard.
     let mut c = Client::new("c", "c-1");

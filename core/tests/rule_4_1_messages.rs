@@ -156,42 +156,74 @@ fn rule_4_1_2_sequences_of_two_incarnations_are_not_compared() {
     assert_eq!(bench.group().members["p"].live.sequence, Some(p.sequence - 50));
 }
 
+/// Whether a round is on.
+fn in_round(bench: &Bench) -> bool {
+    bench.group().metadata_correction.is_some()
+}
+
 #[test]
-fn rule_4_1_3_a_higher_version_is_evidence_counted_answered_retry_and_not_applied() {
+fn rule_4_1_3_a_higher_version_is_evidence_counted_begins_a_round_and_is_not_applied() {
     let (mut bench, mut p) = one_settled();
-    let stored = bench.group().metadata_version;
+    let before = bench.group();
+    let stored = before.metadata_version;
     let request = p.request(&mut bench, true).version(stored + 1).owned(&[]);
-    let answer = send_in_vain(&mut bench, request);
-    assert_eq!((answer.status, evidence(&bench)), (Status::Retry, 1));
-    assert_eq!((answer.member_epoch, answer.metadata_version), (p.epoch, stored + 1), "nothing to adopt");
+    let answer = bench.send(request);
+    assert_eq!((answer.status, evidence(&bench), in_round(&bench)), (Status::SyncMetadata, 1, true));
+    assert_eq!((answer.member_epoch, answer.metadata_version), (p.epoch, stored), "Redis stays the truth");
+    let after = bench.group();
+    assert_eq!(after.members["p"].current, before.members["p"].current, "absence there is no release");
+    assert_eq!(after.metadata_version, stored);
     let request = p.request(&mut bench, true).version(stored);
-    assert_eq!((bench.send(request).status, evidence(&bench)), (Status::Ok, 0));
+    assert_eq!((bench.send(request).status, evidence(&bench)), (Status::RevokePending, 0));
 }
 
 #[test]
 fn rule_4_1_3_a_higher_epoch_is_evidence() {
     let (mut bench, mut p) = one_settled();
     let request = p.request(&mut bench, true).epoch(p.epoch + 1);
-    assert_eq!((send_in_vain(&mut bench, request).status, evidence(&bench)), (Status::Retry, 1));
+    let answer = bench.send(request);
+    assert_eq!((answer.status, answer.member_epoch, evidence(&bench)), (Status::SyncMetadata, p.epoch, 1));
+    assert!(in_round(&bench));
+}
+
+#[test]
+fn rule_4_1_8_a_higher_epoch_for_which_no_round_may_begin_is_fenced_and_touches_nobody() {
+    let (mut bench, mut p) = one_settled();
+    let ahead = |bench: &mut Bench, p: &mut Client| {
+        let request = p.request(bench, true).epoch(p.epoch + 1);
+        bench.send(request)
+    };
+    ahead(&mut bench, &mut p);
+    // It joins, the round goes by, and it goes on as before: it has begun a round and not synchronised since.
+    p.epoch = 0;
+    p.owned.clear();
+    p.beat(&mut bench);
+    bench.pass(LEASE);
+    bench.may_expire = false;
+    bench.tick();
+    assert!(!in_round(&bench));
+    let before = bench.group();
+    let answer = ahead(&mut bench, &mut p);
+    assert_eq!((answer.status, answer.member_epoch), (Status::FencedMemberEpoch, 0));
+    assert_eq!((evidence(&bench), in_round(&bench)), (1, false));
+    untouched(&before, &bench.group());
 }
 
 #[test]
 fn rule_4_1_3_the_stored_version_with_another_token_is_evidence_an_older_one_is_not() {
-    let (mut bench, mut p) = one_settled();
     let with_token = |mut request: HeartbeatRequest, token: &str| {
         request.metadata_token = Some(token.to_owned());
         request
     };
-    let token = bench.group().metadata_token;
-    let mine = with_token(p.request(&mut bench, true), &token);
-    assert_eq!((bench.send(mine).status, evidence(&bench)), (Status::Ok, 0));
-    let version = p.version;
+    let (mut bench, mut p) = one_settled();
+    let (version, token) = (p.version, bench.group().metadata_token);
+    for (version, token) in [(version, token.as_str()), (version - 1, "of-an-older-version"), (version, "")] {
+        let request = with_token(p.request(&mut bench, true).version(version), token);
+        assert_eq!((bench.send(request).status, evidence(&bench)), (Status::Ok, 0), "{version} {token}");
+    }
     let other = with_token(p.request(&mut bench, true), "of-another-history");
-    assert_eq!((send_in_vain(&mut bench, other).status, evidence(&bench)), (Status::Retry, 1));
-    let older = with_token(p.request(&mut bench, true).version(version - 1), "of-an-older-version");
-    assert_eq!((bench.send(older).status, evidence(&bench)), (Status::Ok, 0));
-    let without = with_token(p.request(&mut bench, true), "");
-    assert_eq!((bench.send(without).status, evidence(&bench)), (Status::Ok, 0));
+    assert_eq!((bench.send(other).status, evidence(&bench)), (Status::SyncMetadata, 1));
+    assert!(in_round(&bench));
 }
 
 #[test]
@@ -215,18 +247,23 @@ fn rule_4_1_3_a_version_that_moves_within_the_batch_is_no_evidence() {
 fn rule_4_1_3_identity_comes_before_evidence() {
     let (mut bench, mut p) = one_settled();
     let ahead = bench.group().metadata_version + 100;
+    let before = bench.group();
     // 3a: another incarnation.
     let request = bench.request("p").epoch(p.epoch).version(ahead).instance("p-0", 1);
-    let answer = send_in_vain(&mut bench, request);
-    assert_eq!((answer.status, evidence(&bench)), (Status::FencedMemberEpoch, 1));
+    assert_eq!((bench.send(request).status, evidence(&bench)), (Status::FencedMemberEpoch, 1));
+    assert!(in_round(&bench), "it begins a round but does not answer");
+    untouched(&before, &bench.group());
     // 4: unknown.
     let request = bench.request("stranger").epoch(3).version(ahead);
-    assert_eq!((send_in_vain(&mut bench, request).status, evidence(&bench)), (Status::UnknownMemberId, 1));
+    assert_eq!((bench.send(request).status, evidence(&bench)), (Status::UnknownMemberId, 1));
     let request = bench.request("joiner").version(ahead);
     assert_eq!((bench.send(request).status, evidence(&bench)), (Status::Ok, 1));
     // 6: a rejoin.
     p.epoch = 0;
     let request = p.request(&mut bench, true).owned(&[]).version(ahead);
+    assert_eq!((bench.send(request).status, evidence(&bench)), (Status::Ok, 1));
+    // 7: a leave.
+    let request = bench.request("joiner").epoch(-1).version(ahead);
     assert_eq!((bench.send(request).status, evidence(&bench)), (Status::Ok, 1));
     // 5: expired.
     bench.pass(2 * LEASE);

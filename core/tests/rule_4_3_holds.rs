@@ -38,6 +38,8 @@ fn rule_4_3_a_hold_names_shard_party_cause_and_the_end_of_the_partys_lease() {
         sequence: Some(old.sequence),
         cause: HoldCause::Superseded,
         until: bench.now.plus(LEASE - 1_100),
+        since: bench.now,
+        moves: false,
     };
     assert_eq!(bench.group().holds, [expected(0), expected(1)]);
 }

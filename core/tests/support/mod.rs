@@ -7,6 +7,8 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+pub mod rounds;
+
 use rsc_core::validate::validate_transition;
 use rsc_core::write::{RawFields, WriteKind};
 use rsc_core::{Command, Context, Counts, Decision, Group, Reply, Settings, decide, lifecycle, load};
@@ -23,6 +25,7 @@ pub const RETENTION: i64 = 600_000;
 pub const START: i64 = 1_800_000_000_000;
 
 /// A group in "Redis": what is stored is text, and every turn starts by loading it.
+#[derive(Clone)]
 pub struct Bench {
     pub fields: RawFields,
     pub key: GroupKey,
@@ -35,6 +38,8 @@ pub struct Bench {
     requests: u64,
     pub last: Option<Decision>,
     pub counts: Vec<Counts>,
+    /// The stored hash before each write, oldest first.
+    pub history: Vec<RawFields>,
 }
 
 impl Bench {
@@ -59,9 +64,11 @@ impl Bench {
             requests: 0,
             last: None,
             counts: Vec::new(),
+            history: Vec::new(),
         };
         bench.store(&creation.write);
         bench.turn(&[Command::Provisioned]);
+        bench.history.clear();
         bench
     }
 
@@ -109,6 +116,7 @@ impl Bench {
         assert_eq!(validate_transition(&before, &decision.group, self.now), [], "after {commands:#?}");
         match &decision.write {
             Some(write) => {
+                self.history.push(self.fields.clone());
                 self.store(write);
                 let stored = self.group();
                 assert_eq!(stored, decision.group, "what is stored is what was decided");
@@ -119,6 +127,18 @@ impl Bench {
         self.counts.push(decision.counts.clone());
         self.last = Some(decision);
         replies
+    }
+
+    /// A moment to come back to with [`Bench::restore`].
+    pub fn mark(&self) -> usize {
+        self.history.len()
+    }
+
+    /// Redis loses every write since the mark.
+    pub fn restore(&mut self, mark: usize) {
+        if let Some(fields) = self.history.drain(mark..).next() {
+            self.fields = fields;
+        }
     }
 
     pub fn last_write(&self) -> Option<&rsc_core::Write> {
@@ -233,6 +253,7 @@ pub fn awaited(response: &HeartbeatResponse) -> Vec<u32> {
 }
 
 /// A client that keeps the promises of protocol 11 and answers every question with its full state.
+#[derive(Clone, Debug)]
 pub struct Client {
     pub id: String,
     pub instance: Option<String>,
@@ -241,6 +262,13 @@ pub struct Client {
     pub version: u64,
     pub owned: Vec<u32>,
     pub draining: Vec<u32>,
+    /// The token received with `version`; sent along only if `sends_token`.
+    pub token: String,
+    pub sends_token: bool,
+    /// Without it what is taken from the client is stopped at once and never named again.
+    pub knows_drains: bool,
+    /// Until when the client goes on reading, as far as it knows itself.
+    pub lease_until: Timestamp,
 }
 
 impl Client {
@@ -259,7 +287,21 @@ impl Client {
             version: 0,
             owned: Vec::new(),
             draining: Vec::new(),
+            token: String::new(),
+            sends_token: false,
+            knows_drains: true,
+            lease_until: Timestamp::MIN,
         }
+    }
+
+    /// With all of our additions.
+    pub fn full(id: &str, instance: &str) -> Self {
+        Client { sends_token: true, ..Self::new(id, instance) }
+    }
+
+    /// Without our additions and without drains: it replaces or intersects its set as the status says.
+    pub fn legacy(id: &str) -> Self {
+        Client { knows_drains: false, ..Self::old(id) }
     }
 
     /// The next heartbeat: whatever is being drained is reported `REVOKED` if `finish`, else `DRAINING`.
@@ -273,20 +315,29 @@ impl Client {
         if finish {
             self.draining.clear();
         }
+        request.metadata_token = self.sends_token.then(|| self.token.clone());
         request
     }
 
     pub fn apply(&mut self, response: &HeartbeatResponse) {
         match response.status {
-            Status::Ok => {
+            Status::Ok | Status::SyncMetadata | Status::RevokePending => {
                 self.epoch = response.member_epoch;
                 self.version = response.metadata_version;
+                self.token.clone_from(&response.metadata_token);
                 let assigned = assigned(response);
                 let stopped: Vec<u32> =
                     self.owned.iter().copied().filter(|s| !assigned.contains(s)).collect();
-                self.draining.extend(stopped);
-                self.draining.retain(|shard| !assigned.contains(shard));
-                self.owned = assigned;
+                if response.status == Status::Ok {
+                    self.draining.retain(|shard| !assigned.contains(shard));
+                    self.owned = assigned;
+                } else {
+                    // Keeps what it reads and starts nothing.
+                    self.owned.retain(|shard| assigned.contains(shard));
+                }
+                if self.knows_drains {
+                    self.draining.extend(stopped);
+                }
             }
             Status::UnknownMemberId | Status::FencedMemberEpoch => {
                 self.epoch = 0;
@@ -300,18 +351,46 @@ impl Client {
 
     /// One heartbeat, drains finished at once.
     pub fn beat(&mut self, bench: &mut Bench) -> HeartbeatResponse {
-        let request = self.request(bench, true);
-        let response = bench.send(request);
-        self.apply(&response);
-        response
+        self.exchange(bench, true)
     }
 
     /// One heartbeat that keeps draining.
     pub fn beat_draining(&mut self, bench: &mut Bench) -> HeartbeatResponse {
-        let request = self.request(bench, false);
+        self.exchange(bench, false)
+    }
+
+    fn exchange(&mut self, bench: &mut Bench, finish: bool) -> HeartbeatResponse {
+        let sent_at = bench.now;
+        let request = self.request(bench, finish);
         let response = bench.send(request);
         self.apply(&response);
+        let extends = matches!(response.status, Status::Ok | Status::SyncMetadata | Status::RevokePending);
+        if extends {
+            let lease = i64::try_from(response.assignment_lease_ms).unwrap();
+            self.lease_until = self.lease_until.max(sent_at.plus(lease));
+        }
         response
+    }
+
+    /// One heartbeat whose answer is lost; the client goes on as before.
+    pub fn beat_in_vain(&mut self, bench: &mut Bench) -> HeartbeatResponse {
+        let request = self.request(bench, false);
+        bench.send(request)
+    }
+
+    /// Stops everything if the lease is over; the next heartbeat is a join.
+    pub fn notice_time(&mut self, now: Timestamp) {
+        if self.epoch != 0 && now >= self.lease_until {
+            self.epoch = 0;
+            self.owned.clear();
+            self.draining.clear();
+        }
+    }
+
+    /// What the client may be touching now, as far as it knows itself.
+    pub fn touches(&self, now: Timestamp) -> Vec<u32> {
+        let alive = now < self.lease_until;
+        self.owned.iter().chain(&self.draining).copied().filter(|_| alive).collect()
     }
 }
 

@@ -1,0 +1,33 @@
+//! What the simulation found in the core, each with the right value pinned.
+
+mod support;
+
+use rsc_protocol::Status;
+use support::*;
+
+/// A client that reports ever higher versions is fenced and rejoins; it must not begin a round again once
+/// per retention, not even by what it says before it has heard that it was fenced.
+#[test]
+fn a_living_starter_is_not_forgotten_after_the_retention() {
+    let mut bench = Bench::new(4);
+    let mut broken = Client::new("broken", "broken-1");
+    let mut other = Client::new("m", "m-1");
+    settle(&mut bench, &mut [&mut broken, &mut other]);
+    let mut begun = 0;
+    let until = bench.now.plus(2 * RETENTION);
+    while bench.now < until {
+        let request = broken.request(&mut bench, true);
+        let version = request.metadata_version + 1_000;
+        let request = if request.member_epoch == 0 { request } else { request.version(version) };
+        let answer = bench.send(request);
+        begun += bench.last.as_ref().map_or(0, |decision| decision.counts.corrections_begun);
+        match answer.status {
+            Status::SyncMetadata => broken.owned.retain(|shard| assigned(&answer).contains(shard)),
+            _ => broken.apply(&answer),
+        }
+        other.beat(&mut bench);
+        bench.pass(3_000);
+    }
+    assert_eq!(begun, 1);
+    assert_eq!(bench.group().correction_starters.len(), 1);
+}

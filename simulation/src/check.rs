@@ -1,0 +1,223 @@
+//! What must hold after every step.
+
+use rsc_core::group::Correction;
+use rsc_core::validate::validate_transition;
+use rsc_core::{Counts, Decision, Group, RawFields, Reply, Transition};
+use rsc_protocol::admin::GroupState;
+use rsc_protocol::{HeartbeatRequest, Status, Timestamp};
+
+use crate::process::Process;
+
+/// When Redis lost writes, and when the record first showed that somebody knows.
+#[derive(Clone, Debug)]
+pub(crate) struct Loss {
+    /// Nothing decided from here on knew what was lost.
+    pub(crate) at: i64,
+    /// A round was begun, or begun anew.
+    pub(crate) noticed_at: Option<i64>,
+}
+
+/// A grant as it was recorded.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    /// The shard.
+    pub(crate) shard: u32,
+    /// Whose.
+    pub(crate) member: String,
+    /// When it was written.
+    pub(crate) at: i64,
+    /// By an instance that could not know that time had jumped.
+    pub(crate) is_blind: bool,
+}
+
+/// Two processes that read one shard, as far as that is documented to remain.
+#[derive(Clone, Debug)]
+pub(crate) struct Excuse {
+    /// The shard.
+    pub(crate) shard: u32,
+    /// The processes.
+    pub(crate) pair: (usize, usize),
+    /// The overlap must be over by then.
+    pub(crate) until: i64,
+}
+
+/// The invariants of one commit, and of the step to it from what was stored.
+#[must_use]
+pub(crate) fn commit(before: &Group, decision: &Decision, now: Timestamp, lease: i64) -> Vec<String> {
+    let after = &decision.group;
+    let mut found: Vec<String> = after.validate().iter().map(ToString::to_string).collect();
+    found.extend(validate_transition(before, after, now).iter().map(ToString::to_string));
+    drain_clock_stands(before, after, &mut found);
+    young_round_spares(before, after, now, lease, &mut found);
+    superseded_stays_so(before, decision, &mut found);
+    let now = now.max(before.updated_at);
+    if is_young(before.metadata_correction.as_ref(), now, lease) && !new_grants(before, after).is_empty() {
+        found.push("young-round-grants-nothing: a grant in the first lease of a round".to_owned());
+    }
+    found
+}
+
+/// Grants that `after` has and `before` has not: (shard, member).
+#[must_use]
+pub(crate) fn new_grants(before: &Group, after: &Group) -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    for (id, member) in after.live_members() {
+        for (shard, grant) in &member.granted {
+            let former = before.members.get(id).and_then(|former| former.granted.get(shard));
+            if former.is_none_or(|former| former.metadata_version != grant.metadata_version) {
+                found.push((*shard, id.clone()));
+            }
+        }
+    }
+    found
+}
+
+/// A newer target does not restart a drain's clock (protocol 4.2).
+fn drain_clock_stands(before: &Group, after: &Group, found: &mut Vec<String>) {
+    for (id, member) in after.live_members() {
+        let same = before.members.get(id).filter(|former| {
+            former.is_live() && former.join_metadata_version == member.join_metadata_version
+        });
+        if let Some(former) = same
+            && let (Some(then), Some(now)) = (former.rebalance_deadline_at, member.rebalance_deadline_at)
+            && then != now
+        {
+            found.push(format!("drain-clock-stands: {id} had until {then}, now until {now}"));
+        }
+    }
+}
+
+fn is_young(round: Option<&Correction>, now: Timestamp, lease: i64) -> bool {
+    round.is_some_and(|round| round.requested_at.plus(lease) > now)
+}
+
+/// While a round is younger than a lease nobody is expired and nothing is granted (protocol 4.1.1, 5).
+fn young_round_spares(before: &Group, after: &Group, now: Timestamp, lease: i64, found: &mut Vec<String>) {
+    let now = now.max(before.updated_at);
+    if !is_young(before.metadata_correction.as_ref(), now, lease) {
+        return;
+    }
+    if after.metadata_correction.is_none() {
+        found.push("young-round-goes-on: a round ended before it was one lease old".to_owned());
+    }
+    for (id, _) in before.live_members() {
+        let expired = after.members.get(id).is_none_or(|later| {
+            later.termination == Some(rsc_core::member::Termination::LeaseExpired) && !later.is_live()
+        });
+        if expired {
+            found.push(format!("young-round-spares: {id} expired in the first lease of a round"));
+        }
+    }
+}
+
+/// The dead do not win: a superseded incarnation does not get its place back from a living successor.
+fn superseded_stays_so(before: &Group, decision: &Decision, found: &mut Vec<String>) {
+    let after = &decision.group;
+    let has_gone = |id: &str| {
+        let is_it = |transition: &Transition| matches!(transition, Transition::MemberGone { member_id, .. } if member_id == id);
+        decision.transitions.iter().any(is_it)
+    };
+    for (id, member) in before.live_members().filter(|(id, _)| !has_gone(id)) {
+        let Some(later) = after.members.get(id).filter(|later| later.is_live()) else { continue };
+        let back =
+            member.superseded.iter().any(|former| Some(&former.instance_id) == later.instance_id.as_ref());
+        if back && later.instance_id != member.instance_id {
+            found.push(format!("superseded-stays-so: {id} is {:?} again", later.instance_id));
+        }
+    }
+}
+
+/// What is stored loads as what was decided.
+#[must_use]
+pub(crate) fn stored(
+    decision: &Decision,
+    fields: &RawFields,
+    settings: &rsc_core::Settings,
+) -> Option<String> {
+    match rsc_core::load(&decision.group.key, fields, settings) {
+        Ok(loaded) if loaded.group == decision.group => None,
+        Ok(_) => Some("stored-is-decided: the record loads as another group".to_owned()),
+        Err(error) => Some(format!("stored-is-decided: the record does not load: {error}")),
+    }
+}
+
+/// A living process, the accepted incarnation, whose newest message this is, is not turned away; and only a
+/// duplicate of somebody who was heard is refused for good (protocol 4.1.6, 4.1.8). Only while Redis lost
+/// nothing and the message was decided on in time.
+#[must_use]
+pub(crate) fn turned_away(
+    before: &Group,
+    after: &Group,
+    request: &HeartbeatRequest,
+    reply: &Reply,
+) -> Option<String> {
+    let Reply::Heartbeat(response) = reply else { return None };
+    let member = before.members.get(&request.member_id)?;
+    let later = after.members.get(&request.member_id)?;
+    match response.status {
+        Status::FencedMemberEpoch | Status::UnknownMemberId => {
+            let is_accepted = request.instance_id.is_some() && member.instance_id == request.instance_id;
+            let is_newest = request.sequence > member.live.sequence && request.sequence.is_some();
+            let untouched = later.is_live() && later.join_metadata_version == member.join_metadata_version;
+            (member.is_live() && is_accepted && is_newest && untouched)
+                .then(|| format!("innocent-not-fenced: {} {:?}", request.request_id, response.status))
+        }
+        Status::InvalidRequest if request.member_epoch == 0 && member.is_live() && !member.heard => {
+            Some(format!(
+                "refused-only-beside-a-living: {} although its successor was never heard",
+                request.request_id
+            ))
+        }
+        _ => None,
+    }
+}
+
+/// Every pair of processes that believe in one shard at `at`: (shard, one, other, both are reading it).
+#[must_use]
+pub(crate) fn overlaps(processes: &[Process], at: i64) -> Vec<(u32, usize, usize, bool)> {
+    let mut readers: Vec<(u32, usize, bool)> = Vec::new();
+    let mut found = Vec::new();
+    for (index, process) in processes.iter().enumerate() {
+        for (shard, reading) in process.touches(at) {
+            for (other_shard, other, other_reading) in &readers {
+                if *other_shard == shard {
+                    found.push((shard, *other, index, reading && *other_reading));
+                }
+            }
+            readers.push((shard, index, reading));
+        }
+    }
+    found
+}
+
+/// Whether the group has healed: stable, no round, and each shard read by the member whose target it is.
+#[must_use]
+pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool {
+    if group.state != GroupState::Stable || group.metadata_correction.is_some() {
+        return false;
+    }
+    // What a round left in somebody's hands is granted anew after it.
+    let is_granted =
+        |id: &str, shard: u32| group.members.get(id).is_some_and(|m| m.granted.contains_key(&shard));
+    let mut readers: Vec<(u32, &str)> = Vec::new();
+    for process in processes {
+        readers.extend(process.touches(at).into_iter().map(|(shard, _)| (shard, process.member)));
+    }
+    readers.sort_unstable();
+    let wanted: Vec<(u32, &str)> = group
+        .read_set()
+        .filter_map(|shard| {
+            let (id, _) = group.targets.iter().find(|(_, target)| target.contains(shard))?;
+            Some((shard, id.as_str()))
+        })
+        .collect();
+    readers == wanted
+        && wanted.len() == group.read_set().len()
+        && wanted.iter().all(|(shard, id)| is_granted(id, *shard))
+}
+
+/// Whether the counts tell of a round begun.
+#[must_use]
+pub(crate) fn begins_round(counts: &Counts) -> bool {
+    counts.corrections_begun > 0
+}

@@ -1,0 +1,274 @@
+//! What goes wrong, and when; and that it ends.
+
+use std::rc::Rc;
+
+use crate::check::Loss;
+use crate::process::Kind;
+use crate::redis::Snapshot;
+use crate::world::{Event, MEMBERS, World};
+
+#[derive(Clone, Copy, Debug)]
+enum Disruption {
+    MemberStarts,
+    MemberLeaves,
+    MemberCutOff,
+    MemberCrashes,
+    MemberRestarts,
+    MemberStandsStill,
+    SecondProcess,
+    CoordinatorCrashes,
+    CoordinatorStandsStill,
+    RollBack,
+    OldDump,
+    KeyLost,
+    JumpForward,
+    JumpBackward,
+}
+
+use Disruption as D;
+
+impl World {
+    /// One thing goes wrong; the next one follows.
+    pub(crate) fn disrupt(&mut self) {
+        if !self.is_faulty {
+            return;
+        }
+        let faults = self.plan.faults;
+        let when = |is_on: bool, weight: u32| if is_on { weight } else { 0 };
+        let choices = [
+            (4, D::MemberStarts),
+            (3, D::MemberLeaves),
+            (when(faults.network(), 3), D::MemberCutOff),
+            (when(faults.crash(), 2), D::MemberCrashes),
+            (when(faults.crash(), 5), D::MemberRestarts),
+            (when(faults.crash(), 3), D::MemberStandsStill),
+            (when(faults.crash(), 3), D::SecondProcess),
+            (when(faults.crash(), 3), D::CoordinatorCrashes),
+            (when(faults.crash(), 3), D::CoordinatorStandsStill),
+            (when(faults.rollback(), 9), D::RollBack),
+            (when(faults.rollback(), 1), D::OldDump),
+            (when(faults.rollback(), 2), D::KeyLost),
+            (when(faults.rollback(), 1), D::JumpForward),
+            (when(faults.rollback(), 1), D::JumpBackward),
+        ];
+        if let Some(disruption) = self.dice.weighted(&choices) {
+            self.inflict(disruption);
+        }
+        let pause = self.dice.between(1, self.timing.lease);
+        self.schedule(self.at + pause, Event::Disrupt);
+    }
+
+    /// A process that runs, if any.
+    fn someone(&mut self) -> Option<usize> {
+        let running: Vec<usize> =
+            (0..self.processes.len()).filter(|index| !self.processes[*index].is_over()).collect();
+        if running.is_empty() { None } else { Some(running[self.dice.below(running.len())]) }
+    }
+
+    fn inflict(&mut self, disruption: Disruption) {
+        match disruption {
+            D::MemberStarts => self.start_missing_member(),
+            D::SecondProcess => {
+                let running = self.processes.iter().filter(|process| !process.is_over()).count();
+                if running < 6 {
+                    let (member, kind) = (self.dice.below(MEMBERS.len()), self.draw_kind());
+                    self.schedule(self.at, Event::StartProcess { member, kind });
+                }
+            }
+            D::CoordinatorCrashes => {
+                let index = self.dice.below(self.coordinators.len());
+                if self.coordinators[index].alive {
+                    self.tell(|_| format!("coordinator {index} crashes"));
+                    self.crash_coordinator(index);
+                }
+            }
+            D::CoordinatorStandsStill => {
+                let index = self.dice.below(self.coordinators.len());
+                let length = self.dice.between(1, 2 * self.timing.lease);
+                self.tell(|_| format!("coordinator {index} stands still for {length}"));
+                self.pause_coordinator(index, length);
+            }
+            D::RollBack => self.roll_back(),
+            D::OldDump | D::KeyLost => self.lose_key(matches!(disruption, D::OldDump)),
+            D::JumpForward | D::JumpBackward => self.jump(matches!(disruption, D::JumpForward)),
+            _ => {
+                if let Some(index) = self.someone() {
+                    self.inflict_on(index, disruption);
+                }
+            }
+        }
+    }
+
+    fn inflict_on(&mut self, index: usize, disruption: Disruption) {
+        let at = self.at;
+        match disruption {
+            D::MemberLeaves => {
+                self.tell(|_| format!("process {index} wants to leave"));
+                self.processes[index].is_leaving = true;
+                let wishes = self.processes[index].leave(at);
+                self.carry_out(index, wishes);
+            }
+            D::MemberCutOff => {
+                let length = self.dice.between(1, 3 * self.timing.lease);
+                self.tell(|_| format!("process {index} is cut off for {length}"));
+                self.processes[index].cut_off_until = at + length;
+            }
+            D::MemberStandsStill => {
+                let length = self.dice.between(1, 3 * self.timing.lease);
+                self.tell(|_| format!("process {index} stands still for {length}"));
+                self.processes[index].paused_until = at + length;
+            }
+            D::MemberCrashes | D::MemberRestarts => {
+                self.tell(|_| format!("process {index} crashes"));
+                self.processes[index].alive = false;
+                if matches!(disruption, D::MemberRestarts) {
+                    let id = self.processes[index].member;
+                    let member = MEMBERS.iter().position(|one| *one == id).unwrap_or(0);
+                    // Most restarts are the same program; some are an upgrade.
+                    let kind =
+                        if self.dice.chance(0.7) { self.processes[index].kind } else { self.draw_kind() };
+                    let takes = self.dice.between(0, self.timing.lease);
+                    self.schedule(at + takes, Event::StartProcess { member, kind });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn start_missing_member(&mut self) {
+        let missing: Vec<usize> = (0..MEMBERS.len())
+            .filter(|member| {
+                !self.processes.iter().any(|process| process.member == MEMBERS[*member] && !process.is_over())
+            })
+            .collect();
+        if !missing.is_empty() {
+            let (member, kind) = (missing[self.dice.below(missing.len())], self.draw_kind());
+            self.schedule(self.at, Event::StartProcess { member, kind });
+        }
+    }
+
+    fn roll_back(&mut self) {
+        let writes = if self.dice.chance(0.7) { self.dice.between(1, 9) } else { self.dice.between(1, 60) };
+        let writes = usize::try_from(writes).unwrap_or(1);
+        if let Some(lost) = self.redis.roll_back(writes) {
+            self.tell(|world| {
+                let stored = world.redis.stored.as_ref().map(|stored| stored.group.metadata_version);
+                format!("REDIS LOSES {writes} writes: v{} -> v{stored:?}", lost.group.metadata_version)
+            });
+            self.losses.push(Loss { at: self.at, noticed_at: None });
+            self.mark_indistinguishable();
+        }
+    }
+
+    /// The key goes; it comes back as it was, or as it was some time ago.
+    fn lose_key(&mut self, old_dump: bool) {
+        let Some(lost) = self.redis.lose_key() else { return };
+        let away = if old_dump { 0 } else { self.dice.between(1, 2 * self.timing.lease) };
+        let past = self.redis.past.len();
+        let snapshot = if (old_dump || self.dice.chance(0.5)) && past > 0 {
+            let index = self.dice.below(past);
+            Rc::clone(&self.redis.past[index])
+        } else {
+            lost
+        };
+        self.tell(|_| {
+            format!("REDIS LOSES THE KEY for {away}; back to v{}", snapshot.group.metadata_version)
+        });
+        self.losses.push(Loss { at: self.at, noticed_at: None });
+        self.schedule(self.at + away, Event::Restore { snapshot });
+    }
+
+    pub(crate) fn restore(&mut self, snapshot: Rc<Snapshot>) {
+        if self.redis.stored.is_none() {
+            self.tell(|_| format!("the key comes back with v{}", snapshot.group.metadata_version));
+            // What was stored after the restored state is no past of it.
+            self.redis.past.retain(|one| one.stamp.live_revision < snapshot.stamp.live_revision);
+            self.redis.restore(snapshot);
+            self.mark_indistinguishable();
+        }
+    }
+
+    /// Two processes of one id without `instanceId` cannot be told apart once Redis forgot the join of the
+    /// one that it had accepted (protocol 5, *What remains*).
+    fn mark_indistinguishable(&mut self) {
+        let Some(stored) = self.redis.stored.clone() else { return };
+        for member in MEMBERS {
+            let accepted = stored.group.members.get(member).map(|member| member.join_request_id.as_str());
+            let same: Vec<usize> = (0..self.processes.len())
+                .filter(|index| {
+                    let process = &self.processes[*index];
+                    process.member == member && !process.kind.has_instance() && !process.joins.is_empty()
+                })
+                .collect();
+            // The newest of them joined later than what is stored knows.
+            let forgotten = same.iter().any(|index| {
+                let process = &self.processes[*index];
+                !process.is_over() && !process.joins.iter().any(|join| Some(join.as_str()) == accepted)
+            });
+            if same.len() > 1 && forgotten {
+                same.into_iter().for_each(|index| self.processes[index].indistinguishable = true);
+            }
+        }
+    }
+
+    fn jump(&mut self, forward: bool) {
+        // Less than a tenth of a lease cannot be told from drift, and is outside of the promise.
+        let by = self.dice.between(self.timing.lease / 10 + 10, 6 * self.timing.lease);
+        self.tell(|_| format!("REDIS TIME jumps by {}{by}", if forward { "" } else { "-" }));
+        if forward {
+            self.jumps.push(self.at);
+            self.redis.ahead += by;
+        } else {
+            self.redis.ahead -= by;
+        }
+    }
+
+    /// The faults stop: everybody runs, the key is there, one process per id, messages arrive.
+    /// Returns when the last one that stands still runs again.
+    pub(crate) fn calm_down(&mut self) -> i64 {
+        self.is_faulty = false;
+        self.forget_starts();
+        self.tell(|_| "the faults stop".to_owned());
+        for index in 0..self.coordinators.len() {
+            self.start_coordinator(index);
+        }
+        for process in &mut self.processes {
+            process.cut_off_until = 0;
+            process.never_finishes = false;
+        }
+        for member in MEMBERS {
+            let mut running: Vec<usize> = (0..self.processes.len())
+                .filter(|index| self.processes[*index].member == member && !self.processes[*index].is_over())
+                .collect();
+            running.pop();
+            running.into_iter().for_each(|index| self.processes[index].alive = false);
+        }
+        if self.redis.stored.is_none()
+            && let Some(snapshot) = self.redis.past.last().cloned()
+        {
+            self.restore(snapshot);
+        }
+        let of_processes =
+            self.processes.iter().filter(|process| !process.is_over()).map(|one| one.paused_until);
+        let of_coordinators = self.coordinators.iter().map(|coordinator| coordinator.paused_until);
+        of_processes.chain(of_coordinators).max().unwrap_or(0).max(self.at)
+    }
+
+    /// A person starts again what was refused for good, once nothing else of its id runs; and somebody stays.
+    pub(crate) fn staff(&mut self) {
+        let stays = |process: &crate::process::Process| {
+            !process.is_over() && !process.is_leaving && process.kind != Kind::Broken
+        };
+        if !self.processes.iter().any(stays) {
+            self.start_missing_member();
+        }
+        for (member, id) in MEMBERS.iter().enumerate() {
+            let of_id = |process: &&crate::process::Process| process.member == *id;
+            let runs = self.processes.iter().filter(of_id).any(|process| !process.is_over());
+            let refused = self.processes.iter().rfind(of_id).is_some_and(|process| process.refused);
+            if !runs && refused {
+                self.schedule(self.at, Event::StartProcess { member, kind: Kind::Full });
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Whether an actor may judge and grant (protocol 4.1.1, 2): the rules of `rsc-actors`' service watch and
+//! Redis clock, on simulated milliseconds.
+
+use rsc_core::{Stamp, is_successor};
+
+/// What one actor knows about its own right to judge.
+#[derive(Clone, Debug)]
+pub(crate) struct Watch {
+    lease: i64,
+    judges_from: i64,
+    grants_from: i64,
+    trying_since: Option<i64>,
+    own_commit: Option<Stamp>,
+    key_was_missing: bool,
+    /// First seen at, and how far Redis time was ahead at most.
+    samples: Vec<(i64, i64)>,
+    /// When the first sample was taken.
+    pub(crate) first_sample: Option<i64>,
+}
+
+impl Watch {
+    /// An actor that has just started.
+    #[must_use]
+    pub(crate) fn new(lease: i64, now: i64) -> Self {
+        Watch {
+            lease,
+            judges_from: now + lease,
+            grants_from: now,
+            trying_since: None,
+            own_commit: None,
+            key_was_missing: false,
+            samples: Vec::new(),
+            first_sample: None,
+        }
+    }
+
+    fn out_of_service(&mut self, now: i64) {
+        self.judges_from = self.judges_from.max(now + self.lease);
+    }
+
+    /// A turn begins.
+    pub(crate) fn turn_began(&mut self, now: i64) {
+        self.trying_since.get_or_insert(now);
+    }
+
+    /// A turn came to its end at the store.
+    pub(crate) fn turn_finished(&mut self) {
+        self.trying_since = None;
+    }
+
+    /// The store answered, in a round trip from `before` to `now`, that Redis time is `redis`.
+    pub(crate) fn entered(&mut self, before: i64, now: i64, redis: i64, notices_jumps: bool) {
+        if self.trying_since.is_some_and(|since| now - since >= self.lease / 2) {
+            self.trying_since = Some(now);
+            self.out_of_service(now);
+        }
+        let (lower, upper) = (redis - now, redis + 1 - before);
+        let jumped = self.samples.iter().any(|(first, ahead)| {
+            let drift = if now - first > self.lease { (now - first) / 1_000 } else { 0 };
+            lower - ahead > self.lease / 10 + drift
+        });
+        if jumped && notices_jumps {
+            self.samples.clear();
+            self.grants_from = self.grants_from.max(now + self.lease);
+            self.out_of_service(now);
+        }
+        self.first_sample.get_or_insert(now);
+        match self.samples.last_mut() {
+            Some((first, ahead)) if now - *first < self.lease / 16 => *ahead = (*ahead).min(upper),
+            _ => self.samples.push((now, upper)),
+        }
+        while self.samples.len() > 1 && now - self.samples[0].0 > self.lease + self.lease / 16 {
+            self.samples.remove(0);
+        }
+    }
+
+    /// The process did not run for `length` until `now`.
+    pub(crate) fn stalled(&mut self, length: i64, now: i64) {
+        if length > self.lease / 4 {
+            self.out_of_service(now);
+        }
+    }
+
+    /// The record was found with this stamp; `true`: it is no successor of this actor's own last commit.
+    pub(crate) fn found(&mut self, now: i64, stamp: &Stamp, judges_itself: bool) -> bool {
+        let came_back = std::mem::take(&mut self.key_was_missing);
+        let lost = self.own_commit.as_ref().is_some_and(|own| !is_successor(stamp, own));
+        if lost {
+            self.own_commit = None;
+        }
+        if (lost || came_back) && judges_itself {
+            self.out_of_service(now);
+        }
+        lost
+    }
+
+    /// There is no key.
+    pub(crate) fn key_missing(&mut self) {
+        self.key_was_missing = true;
+    }
+
+    /// This actor's own write was applied.
+    pub(crate) fn committed(&mut self, stamp: &Stamp) {
+        self.own_commit = Some(stamp.clone());
+    }
+
+    /// Whether members may be expired, fenced for slowness and pruned.
+    #[must_use]
+    pub(crate) fn may_expire(&self, now: i64) -> bool {
+        now >= self.judges_from
+    }
+
+    /// Whether something new may be granted.
+    #[must_use]
+    pub(crate) fn may_grant(&self, now: i64) -> bool {
+        now >= self.grants_from
+    }
+
+    /// From when on members may be expired.
+    #[must_use]
+    pub(crate) fn in_service_from(&self) -> i64 {
+        self.judges_from
+    }
+}
