@@ -1,5 +1,7 @@
 //! Holds: shards that somebody outside the accepted membership may still be reading (protocol 4.3).
 
+use std::collections::BTreeMap;
+
 use rsc_protocol::HeartbeatRequest;
 use rsc_protocol::heartbeat::EPOCH_JOIN;
 
@@ -16,14 +18,26 @@ pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldC
     if until <= turn.now || shards.is_empty() {
         return;
     }
+    // A party has one hold per shard, or a client that is fenced over and over would fill the record.
+    let mut held_before = BTreeMap::new();
+    turn.group.holds.retain(|hold| {
+        let again =
+            hold.member_id == id && hold.instance_id == instance_id && shards.contains(hold.shard_index);
+        if again {
+            held_before.insert(hold.shard_index, (hold.sequence, hold.until));
+        }
+        !again
+    });
     for shard_index in shards.iter() {
+        // What has no order in either is lifted by nothing.
+        let (before, held_until) = held_before.get(&shard_index).copied().unwrap_or((sequence, until));
         turn.group.holds.push(Hold {
             shard_index,
             member_id: id.to_owned(),
             instance_id: instance_id.clone(),
-            sequence,
+            sequence: before.zip(sequence).map(|(before, now)| before.max(now)),
             cause,
-            until,
+            until: until.max(held_until),
         });
     }
     turn.structural = true;
