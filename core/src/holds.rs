@@ -1,9 +1,12 @@
 //! Holds: shards that somebody outside the accepted membership may still be reading (protocol 4.3).
 
+use std::collections::BTreeMap;
+
 use rsc_protocol::HeartbeatRequest;
 use rsc_protocol::heartbeat::EPOCH_JOIN;
 
 use crate::group::{Hold, HoldCause};
+use crate::settings::millis;
 use crate::shards::ShardSet;
 use crate::turn::Turn;
 
@@ -11,8 +14,12 @@ use crate::turn::Turn;
 /// `sequence`: that of the message now being applied, if it is newer than the recorded one.
 pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldCause, sequence: Option<u64>) {
     let Some(member) = turn.member(id) else { return };
-    let until = member.live.member_lease_expires_at;
+    let mut until = member.live.member_lease_expires_at;
     let (instance_id, sequence) = (member.instance_id.clone(), member.live.sequence.max(sequence));
+    if until <= turn.now && !turn.context.may_expire {
+        // The record may have lost the party's last renewals, else maintenance would have expired it.
+        until = turn.now.plus(millis(turn.context.settings.member_lease_ttl_ms));
+    }
     let is_skipped = match cause {
         HoldCause::Superseded => planted!(SupersededNotHeld),
         HoldCause::OwnershipViolation => planted!(LiarNotHeld),
@@ -21,14 +28,27 @@ pub(crate) fn set(turn: &mut Turn<'_>, id: &str, shards: &ShardSet, cause: HoldC
     if until <= turn.now || shards.is_empty() || is_skipped {
         return;
     }
+    // A party has one hold per shard, or a client that is fenced over and over would fill the record.
+    let mut held_before = BTreeMap::new();
+    turn.group.holds.retain(|hold| {
+        let is_of_party = hold.member_id == id && hold.instance_id == instance_id;
+        // A round counts its own holds; they stay beside this one.
+        let again = is_of_party && hold.cause != HoldCause::LostFuture && shards.contains(hold.shard_index);
+        if again {
+            held_before.insert(hold.shard_index, (hold.sequence, hold.until));
+        }
+        !again
+    });
     for shard_index in shards.iter() {
+        // What has no order in either is lifted by nothing.
+        let (before, held_until) = held_before.get(&shard_index).copied().unwrap_or((sequence, until));
         turn.group.holds.push(Hold {
             shard_index,
             member_id: id.to_owned(),
             instance_id: instance_id.clone(),
-            sequence,
+            sequence: before.zip(sequence).map(|(before, now)| before.max(now)),
             cause,
-            until,
+            until: until.max(held_until),
             since: turn.now,
             moves: false,
         });

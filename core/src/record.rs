@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use rsc_protocol::admin::MemberState;
+use rsc_protocol::heartbeat::MAX_COUNTER;
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, LAYOUT_VERSION, RevokingState, SCHEMA_VERSION, Timestamp};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -152,6 +153,7 @@ pub fn load(group: &GroupKey, fields: &RawFields, settings: &Settings) -> Result
     let stamp = stamp(fields)?;
     let record: GroupRecord =
         serde_json::from_str(aggregate).map_err(|error| LoadError::Aggregate(error.to_string()))?;
+    record.check_bounds()?;
     if record.store_revision != stamp.revision {
         let (revision, store_revision) = (stamp.revision, record.store_revision);
         return Err(LoadError::RevisionMismatch { revision, store_revision });
@@ -383,7 +385,37 @@ fn correction<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Correction>,
     serde_json::from_value(Value::Object(fields)).map(Some).map_err(serde::de::Error::custom)
 }
 
+/// The highest shard count that is taken for one: far above what can be configured, far below what would not
+/// fit into memory.
+const MAX_SHARD_COUNT: u32 = 1 << 20;
+
 impl GroupRecord {
+    /// Numbers that no coordinator has written and that arithmetic could not bear.
+    fn check_bounds(&self) -> Result<(), LoadError> {
+        let refuse =
+            |what: &str, found: u64| Err(LoadError::Aggregate(format!("{what} {found} is out of range")));
+        if self.shard_count > MAX_SHARD_COUNT {
+            return refuse("shardCount", self.shard_count.into());
+        }
+        let targets = self.target_assignments.values().filter_map(ShardSet::last);
+        if let Some(shard) = targets.max().filter(|shard| *shard >= MAX_SHARD_COUNT) {
+            return refuse("shardIndex", shard.into());
+        }
+        let counters = [
+            ("storeRevision", self.store_revision),
+            ("groupEpoch", self.group_epoch),
+            ("assignmentEpoch", self.assignment_epoch),
+            ("metadataVersion", self.metadata_version),
+        ];
+        let of_members = self.members.values().map(|member| ("memberEpoch", member.member_epoch));
+        let of_tokens = self.fencing_tokens.iter().map(|row| ("fencingToken", row.token));
+        match counters.into_iter().chain(of_members).chain(of_tokens).find(|(_, value)| *value > MAX_COUNTER)
+        {
+            Some((what, found)) => refuse(what, found),
+            None => Ok(()),
+        }
+    }
+
     fn into_group(self, key: GroupKey, settings: &Settings) -> Result<Group, LoadError> {
         let updated_at = self.updated_at.unwrap_or_default();
         let mut group = Group {

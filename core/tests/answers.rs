@@ -17,12 +17,16 @@ fn settled() -> (Bench, Client) {
     (bench, p)
 }
 
-/// One answer of every status that there is so far, with its request.
+/// One answer of every status, with its request.
 fn every_status() -> Vec<(HeartbeatRequest, HeartbeatResponse, Group)> {
     type Ask = fn(&mut Bench, &mut Client) -> HeartbeatRequest;
-    let asks: [(Status, Ask); 7] = [
+    let asks: [(Status, Ask); 8] = [
         (Status::Ok, |bench, p| p.request(bench, true)),
-        (Status::Retry, |bench, p| p.request(bench, true).version(9_999)),
+        (Status::SyncMetadata, |bench, p| p.request(bench, true).version(9_999)),
+        (Status::RevokePending, |bench, p| {
+            bench.turn(&[rsc_core::Command::LostWrites { observed_metadata_version: 9_999 }]);
+            p.request(bench, true)
+        }),
         (Status::Retry, |bench, p| {
             let sequence = p.sequence - 1;
             p.request(bench, true).instance("p-1", sequence)
@@ -90,13 +94,13 @@ fn protocol_4_every_answer_names_its_request_its_member_and_the_timing() {
 }
 
 #[test]
-fn protocol_4_every_status_but_ok_gives_a_reason_and_no_lease_and_no_shard() {
+fn protocol_4_every_status_but_ok_gives_a_reason_and_only_three_extend_a_lease() {
     for (_, answer, _) in every_status() {
-        let is_ok = answer.status == Status::Ok;
-        assert_eq!(answer.reason.is_empty(), is_ok, "{answer:?}");
-        assert_eq!(answer.assignment_lease_ms > 0, is_ok, "{answer:?}");
-        assert_eq!(!assigned(&answer).is_empty(), is_ok, "{answer:?}");
-        assert!(is_ok || (pending(&answer).is_empty() && awaited(&answer).is_empty()));
+        let extends = matches!(answer.status, Status::Ok | Status::SyncMetadata | Status::RevokePending);
+        assert_eq!(answer.reason.is_empty(), answer.status == Status::Ok, "{answer:?}");
+        assert_eq!(answer.assignment_lease_ms > 0, extends, "{answer:?}");
+        assert_eq!(!assigned(&answer).is_empty(), extends, "{answer:?}");
+        assert!(extends || (pending(&answer).is_empty() && awaited(&answer).is_empty()));
     }
 }
 
@@ -120,7 +124,8 @@ fn protocol_4_unknown_and_fenced_carry_the_groups_current_version_and_epoch_0() 
 #[test]
 fn protocol_4_retry_leaves_nothing_to_adopt() {
     let (mut bench, mut p) = settled();
-    let mut request = p.request(&mut bench, true).version(9_999);
+    let late = p.sequence - 1;
+    let mut request = p.request(&mut bench, true).version(9_999).instance("p-1", late);
     request.metadata_token = Some("mine".to_owned());
     let answer = bench.send(request);
     assert_eq!(answer.status, Status::Retry);

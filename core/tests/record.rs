@@ -383,3 +383,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn numbers_that_nobody_has_written_are_refused_not_computed_with() {
+    let bench = Bench::new(2);
+    let aggregate: serde_json::Value =
+        serde_json::from_slice(&bench.fields["aggregate"]).expect("what we wrote is JSON");
+    for (field, value) in [
+        ("shardCount", serde_json::json!(4_294_967_295_u32)),
+        ("groupEpoch", serde_json::json!(u64::MAX)),
+        ("metadataVersion", serde_json::json!(u64::MAX)),
+        ("fencingTokens", serde_json::json!([{"shardIndex": 0, "token": u64::MAX}])),
+        ("targetAssignments", serde_json::json!({"a": [{"shardIndex": u32::MAX}]})),
+    ] {
+        let mut damaged = aggregate.clone();
+        damaged[field] = value;
+        let mut fields = bench.fields.clone();
+        fields.insert("aggregate".to_owned(), damaged.to_string().into_bytes());
+        let error = rsc_core::load(&bench.key, &fields, &bench.settings).expect_err(field);
+        assert!(error.to_string().contains("out of range"), "{field}: {error}");
+    }
+}

@@ -257,3 +257,60 @@ fn rule_4_3_a_hold_is_at_most_one_lease_away_and_successive_ones_do_not_add_up()
         assert_eq!(on_hold(&bench), [0, 1]);
     }
 }
+
+#[test]
+fn rule_4_3_a_party_that_is_fenced_over_and_over_has_one_hold_per_shard() {
+    let mut bench = Bench::new(4);
+    let mut m = Client::new("m", "m-1");
+    let mut p = Client::old("p");
+    settle(&mut bench, &mut [&mut m]);
+    settle(&mut bench, &mut [&mut p, &mut m]);
+    let mut last_lease_end = None;
+    for _ in 0..5 {
+        bench.pass(100);
+        let claim = p.request(&mut bench, true).owned(&[0, 1, 2, 3]);
+        last_lease_end = Some(bench.group().members["p"].live.member_lease_expires_at);
+        p.apply(&bench.send(claim));
+        assert_eq!(on_hold(&bench), [0, 1, 2, 3]);
+        assert_eq!(p.beat(&mut bench).status, Status::Ok);
+    }
+    // It ends with the last lease that it was given.
+    assert!(bench.group().holds.iter().all(|hold| Some(hold.until) == last_lease_end));
+    assert_eq!(assigned(&m.beat(&mut bench)), [0, 1], "the holder goes on");
+}
+
+#[test]
+fn rule_4_3_a_hold_set_again_is_lifted_only_by_what_is_newer_than_the_last_claim() {
+    let mut bench = Bench::new(2);
+    let mut p = Client::new("p", "p-1");
+    settle(&mut bench, &mut [&mut p]);
+    let first = p.request(&mut bench, true).owned(&[0, 1, 2]);
+    p.apply(&bench.send(first));
+    // It rejoins without saying when, so that its hold stays, and claims what is on hold.
+    let mut join = p.request(&mut bench, true);
+    join.sequence = None;
+    p.apply(&bench.send(join));
+    let late = p.request(&mut bench, true).owned(&[]).revoked(&[0, 1]);
+    let second = p.request(&mut bench, true).owned(&[0, 1]);
+    p.apply(&bench.send(second));
+    assert_eq!(on_hold(&bench), [0, 1]);
+    bench.send(late.clone());
+    assert_eq!(on_hold(&bench), [0, 1], "newer than the first claim, older than the second");
+    bench.send(late.instance("p-1", p.sequence + 1));
+    assert_eq!(on_hold(&bench), [0_u32; 0]);
+}
+
+#[test]
+fn rule_4_3_a_lease_that_the_record_may_have_lost_still_holds() {
+    let mut bench = Bench::new(2);
+    let mut p = Client::new("p", "p-1");
+    settle(&mut bench, &mut [&mut p]);
+    // The record's lease is over, but this instance has not been in service for a lease: renewals may be lost.
+    bench.pass(2 * LEASE);
+    bench.may_expire = false;
+    let mut successor = Client::new("p", "p-2");
+    let answer = successor.beat(&mut bench);
+    assert!(assigned(&answer).is_empty(), "p-1 may still be reading");
+    assert!(bench.group().holds.iter().all(|hold| hold.until == bench.now.plus(LEASE)));
+    assert_eq!(bench.group().holds.len(), 2);
+}
