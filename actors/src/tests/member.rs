@@ -82,6 +82,16 @@ impl Member {
                 self.owned = assigned;
                 new
             }
+            Status::SyncMetadata | Status::RevokePending => {
+                let assigned: BTreeSet<u32> =
+                    response.assignment.assigned_shards.iter().map(|shard| shard.shard_index).collect();
+                self.epoch = response.member_epoch;
+                self.version = response.metadata_version;
+                self.token = response.metadata_token.clone();
+                self.revoked = self.owned.difference(&assigned).copied().collect();
+                self.owned.retain(|shard| assigned.contains(shard));
+                BTreeSet::new()
+            }
             Status::UnknownMemberId | Status::FencedMemberEpoch => {
                 self.epoch = 0;
                 self.version = response.metadata_version;

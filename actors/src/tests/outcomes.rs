@@ -239,9 +239,12 @@ fn a_state_that_moves_before_every_commit_is_a_conflict_after_some_attempts() {
             if mine.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
                 let client = redis::Client::open(format!("redis://127.0.0.1:{url}")).unwrap();
                 let mut connection = client.get_connection().unwrap();
+                // As a neighbour's lease-only commit does.
                 let id = uuid::Uuid::new_v4().to_string();
-                let _: i64 =
-                    redis::cmd("HSET").arg(&metadata).arg("writeId").arg(id).query(&mut connection).unwrap();
+                let mut write = redis::pipe();
+                write.cmd("HINCRBY").arg(&metadata).arg("liveRevision").arg(1);
+                write.cmd("HSET").arg(&metadata).arg("writeId").arg(id);
+                let _: (i64, i64) = write.query(&mut connection).unwrap();
             }
         });
         disturb.store(5, std::sync::atomic::Ordering::SeqCst);

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rsc_protocol::admin::GroupState;
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{Status, Timestamp};
 use rsc_store::MemoryStore;
@@ -13,7 +14,8 @@ use super::faults::TestStore;
 use super::member::Member;
 use super::redis_server::RedisServer;
 use super::{
-    code, create, eventually, in_system, memory_store, metrics, orders, patient, record, settings, start,
+    code, create, delete_request, eventually, in_system, memory_store, metrics, orders, patient, record,
+    settings, start,
 };
 use crate::{Coordinator, CoordinatorSettings};
 
@@ -120,9 +122,54 @@ fn a_rollback_of_redis_expires_nobody_and_is_counted() {
         .await;
         // The lost commits are lease renewals only: without the rule the next turn throws both out.
         server.restore_metadata(&orders(), &old);
-        m1.beat(&coordinator, &orders()).await.unwrap();
+        let answer = m1.beat(&coordinator, &orders()).await.unwrap();
+        assert_eq!(answer.status, Status::RevokePending, "on Redis's version, and the round is on");
         assert_nobody_is_gone(&coordinator).await;
         assert!(metrics::counter("rsc_metadata_version_regression_total") > regressions);
+        assert!(record(&coordinator, &orders()).await.metadata_correction.is_some(), "the round is recorded");
+        let refused = coordinator.delete_group(&orders(), delete_request(true)).await;
+        assert_eq!(code(refused), "METADATA_SYNC_IN_PROGRESS");
+        eventually("the round ends", async || {
+            let one = m1.beat(&coordinator, &orders()).await.unwrap().status;
+            let other = m2.beat(&coordinator, &orders()).await.unwrap().status;
+            one == Status::Ok && other == Status::Ok
+        })
+        .await;
+        let group = record(&coordinator, &orders()).await;
+        assert_eq!((group.metadata_correction, group.state), (None, GroupState::Stable));
+        assert_nobody_is_gone(&coordinator).await;
+    });
+}
+
+#[test]
+fn members_from_a_lost_future_are_brought_back_by_a_coordinator_that_saw_nothing() {
+    in_system(async {
+        let server = RedisServer::start();
+        let one = start(with_lease(500), &server.store());
+        let (mut m1, mut m2) = two_members(&one).await;
+        let metadata = Keys::default().metadata(&orders());
+        let old: Vec<u8> = server.run(redis::cmd("DUMP").arg(&metadata));
+        let mut m3 = Member::new("m3");
+        for _ in 0..4 {
+            m3.beat(&one, &orders()).await.unwrap();
+            m1.beat(&one, &orders()).await.unwrap();
+            m2.beat(&one, &orders()).await.unwrap();
+        }
+        // Redis forgets m3's join; a coordinator that has just started knows nothing of it either.
+        server.restore_metadata(&orders(), &old);
+        let other = start(with_lease(500), &server.store());
+        let answer = m1.beat(&other, &orders()).await.unwrap();
+        assert_eq!(answer.status, Status::SyncMetadata);
+        assert_eq!(answer.metadata_version, record(&other, &orders()).await.metadata_version);
+        assert_eq!(m3.beat(&other, &orders()).await.unwrap().status, Status::UnknownMemberId);
+        eventually("three members share the shards again", async || {
+            for member in [&mut m1, &mut m2, &mut m3] {
+                member.beat(&other, &orders()).await.unwrap();
+            }
+            let group = record(&other, &orders()).await;
+            group.state == GroupState::Stable && group.live_members().count() == 3
+        })
+        .await;
     });
 }
 
