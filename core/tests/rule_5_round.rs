@@ -214,6 +214,22 @@ fn rule_5_a_round_ends_when_it_is_one_lease_old_and_not_a_millisecond_before() {
 }
 
 #[test]
+fn rule_5_maintenance_ends_a_round_before_the_request_is_decided() {
+    let (mut bench, mut former, mut m) = two_of_four();
+    let mut p = Client::full("p", "p-2");
+    settle(&mut bench, &mut [&mut p]);
+    notice(&mut bench);
+    let at = bench.now.plus(LEASE);
+    live_until(&mut bench, at, &mut [&mut p, &mut m]);
+    assert!(is_round_on(&bench));
+    former.epoch = 0;
+    former.owned.clear();
+    let answer = former.beat(&mut bench);
+    assert_eq!(answer.status, Status::InvalidRequest, "in a round it would be RETRY");
+    assert!(!is_round_on(&bench));
+}
+
+#[test]
 fn rule_5_a_tick_ends_a_round() {
     let Ending { mut bench, at, .. } = ending();
     bench.now = at;
