@@ -217,7 +217,7 @@ fn rule_5_a_round_ends_when_it_is_one_lease_old_and_not_a_millisecond_before() {
 fn rule_5_maintenance_ends_a_round_before_the_request_is_decided() {
     let (mut bench, mut former, mut m) = two_of_four();
     let mut p = Client::full("p", "p-2");
-    settle(&mut bench, &mut [&mut p]);
+    live_for(&mut bench, 2 * LEASE, &mut [&mut p, &mut m]);
     notice(&mut bench);
     let at = bench.now.plus(LEASE);
     live_until(&mut bench, at, &mut [&mut p, &mut m]);
