@@ -1,4 +1,5 @@
 //! How a round is recorded, who has synchronised, and when it ends (protocol 5, *The round*).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,5 +1,11 @@
 //! A group under test: simulated time, requests in a line, every step through JSON and every invariant.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "the helpers of a test fail like the test"
+)]
 
 pub mod rounds;
 
