@@ -389,3 +389,13 @@ fn retry_changes_nothing_and_is_tried_again() {
     let again = beat(&mut consumer, 3.6);
     assert_eq!((again.member_epoch, again.metadata_version, owned(&again)), (5, 10, vec![1]));
 }
+
+#[test]
+fn a_leaver_that_is_no_longer_counted_gets_no_lease_for_what_it_still_drains() {
+    let mut consumer = member(&[1]);
+    let leave = sent(&consumer.handle(at(1.0), Event::Leave)).expect("leaves");
+    let Event::Answer(mut gone) = answer(&leave, Status::Ok, -1, 11, &[]) else { unreachable!() };
+    gone.assignment_lease_ms = 0;
+    let _ = consumer.handle(at(1.1), Event::Answer(gone));
+    assert!(consumer.may_read(at(14.9)) && !consumer.may_read(at(15.0)));
+}

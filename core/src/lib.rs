@@ -2,9 +2,9 @@
 //!
 //! The modules follow `docs/protocol.md`, so that a rule's number is its address: [`group`] and [`member`]
 //! (the state, 1 and 3), [`mod@decide`] (the list of 4.1 in its order), `membership` (4.1.4-8), `ownership`
-//! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `correction` (5), `maintenance`
-//! (4.1.1), `view` (what a member is answered), [`succession`] (5, the actor's own evidence), [`lifecycle`]
-//! (3), [`record`] (2), [`validate`] (the invariants).
+//! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `correction` and
+//! `lost_claims` (5), `maintenance` (4.1.1), `view` (what a member is answered), [`succession`] (5, the actor's
+//! own evidence), [`lifecycle`] (3), [`record`] (2), [`validate`] (the invariants).
 
 #[macro_use]
 pub mod fault;
@@ -15,6 +15,7 @@ pub mod group;
 mod handover;
 mod holds;
 pub mod lifecycle;
+mod lost_claims;
 mod maintenance;
 pub mod member;
 mod membership;

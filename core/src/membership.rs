@@ -55,8 +55,14 @@ pub(crate) fn check_incarnation(turn: &mut Turn<'_>, request: &HeartbeatRequest)
         return None;
     }
     let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
-    let adopts =
-        member.is_live() && member.instance_id.is_none() && epoch == member.live.member_epoch && epoch > 0;
+    // After a rollback epochs repeat: a former incarnation may speak with the present one's by chance.
+    let was_superseded =
+        member.superseded.iter().any(|former| Some(&former.instance_id) == request.instance_id.as_ref());
+    let adopts = member.is_live()
+        && member.instance_id.is_none()
+        && epoch == member.live.member_epoch
+        && epoch > 0
+        && !was_superseded;
     if !adopts {
         return Some(Answer::fenced(
             "another incarnation of this member has been accepted: rejoin with epoch 0",
@@ -64,8 +70,6 @@ pub(crate) fn check_incarnation(turn: &mut Turn<'_>, request: &HeartbeatRequest)
     }
     if let Some(member) = turn.change(&request.member_id) {
         member.instance_id.clone_from(&request.instance_id);
-        // The accepted incarnation is never among the superseded ones (rule 6).
-        member.superseded.retain(|former| Some(&former.instance_id) != request.instance_id.as_ref());
     }
     None
 }

@@ -31,3 +31,27 @@ fn a_living_starter_is_not_forgotten_after_the_retention() {
     assert_eq!(begun, 1);
     assert_eq!(bench.group().correction_starters.len(), 1);
 }
+
+/// After a rollback a dead process's messages happened to carry the epoch of a client without `instanceId`: it
+/// was taken for that client, got it fenced with holds in its own name, and lifted those with its next
+/// message while the client went on reading.
+#[test]
+fn a_former_incarnation_with_the_epoch_of_its_successor_without_instance_touches_nothing() {
+    let mut bench = Bench::new(4);
+    let mut dead = Client::new("p", "p-1");
+    settle(&mut bench, &mut [&mut dead]);
+    bench.pass(LEASE - 1);
+    let mut reader = Client::old("p");
+    reader.beat(&mut bench);
+    bench.pass(LEASE);
+    assert_eq!(reader.beat(&mut bench).status, Status::FencedMemberEpoch);
+    reader.beat(&mut bench);
+    assert_eq!(reader.owned, [0, 1, 2, 3]);
+    let ghost = bench.request("p").epoch(reader.epoch).version(1).owned(&[0]).instance("p-1", 9_000);
+    assert_eq!(bench.send(ghost).status, Status::FencedMemberEpoch);
+    let ghost = bench.request("p").epoch(0).version(1).instance("p-1", 9_001);
+    assert_eq!(bench.send(ghost).status, Status::Retry);
+    assert!(bench.group().members["p"].is_live());
+    let mut newcomer = Client::new("p", "p-3");
+    assert!(assigned(&newcomer.beat(&mut bench)).is_empty(), "what the reader reads is on hold");
+}

@@ -319,14 +319,15 @@ fn rule_4_1_3a_a_record_without_an_instance_takes_the_first_that_comes_with_the_
 }
 
 #[test]
-fn rule_4_1_6_an_instance_that_is_taken_for_a_record_without_one_is_no_longer_superseded() {
+fn rule_4_1_6_a_superseded_instance_is_not_taken_for_a_record_without_one() {
     let (mut bench, _) = one_settled();
     let mut p = Client::old("p");
     p.beat(&mut bench);
     assert_eq!(bench.group().members["p"].superseded.len(), 1);
     p.instance = Some("p-1".to_owned());
-    assert_eq!(p.beat(&mut bench).status, Status::Ok);
-    let group = bench.group();
-    assert_eq!(group.members["p"].instance_id.as_deref(), Some("p-1"));
-    assert!(group.members["p"].superseded.is_empty(), "the accepted one is never on that list");
+    let dead = p.request(&mut bench, true);
+    assert_eq!(send_in_vain(&mut bench, dead).status, Status::FencedMemberEpoch);
+    assert_eq!(bench.group().members["p"].instance_id, None);
+    p.instance = Some("p-2".to_owned());
+    assert_eq!(p.beat(&mut bench).status, Status::Ok, "one that was never replaced is taken");
 }

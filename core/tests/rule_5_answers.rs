@@ -511,3 +511,47 @@ fn rule_5_without_granting_and_with_short_leases_a_member_keeps_what_it_reads() 
     assert_eq!(p.beat(&mut bench).status, Status::Ok);
     assert_eq!(p.owned, [0, 1]);
 }
+
+#[test]
+fn rule_5_a_target_shard_that_another_still_holds_is_not_taken() {
+    // Redis lost that m had given back what p was then granted.
+    let mut bench = Bench::new(4);
+    let (mut p, mut m) = (Client::full("p", "p-1"), Client::full("m", "m-1"));
+    settle(&mut bench, &mut [&mut m]);
+    p.beat(&mut bench);
+    let mark = bench.mark();
+    settle(&mut bench, &mut [&mut m, &mut p]);
+    assert_eq!(p.owned.len(), 2);
+    bench.restore(mark);
+    assert_eq!(bench.group().members["m"].holding().len(), 4);
+    let claimed = p.owned.clone();
+    let answer = p.beat(&mut bench);
+    assert_eq!(view(&answer), (Status::SyncMetadata, vec![], claimed.clone(), vec![]));
+    assert!(claimed.iter().all(|shard| is_on_hold(&bench, *shard)));
+    assert_eq!(status_of(&mut p, &mut bench), Status::RevokePending);
+    // m is told what Redis still waits for; it has drained that long ago.
+    assert_eq!(view(&m.beat(&mut bench)).0, Status::SyncMetadata);
+    m.beat(&mut bench);
+    live_for(&mut bench, LEASE + 3_000, &mut [&mut p, &mut m]);
+    assert_eq!((status_of(&mut p, &mut bench), p.owned), (Status::Ok, claimed));
+}
+
+#[test]
+fn rule_5_an_old_round_gives_nothing_back_either() {
+    let (mut bench, mut p, mut m) = round_by_actor();
+    p.beat(&mut bench);
+    // p stops 1 by itself; m keeps the round open.
+    p.owned = vec![0];
+    p.draining = vec![1];
+    let begun = bench.now;
+    let granted = grants(&bench);
+    while bench.now < begun.plus(2 * LEASE) {
+        let request = m.request(&mut bench, true).version(1);
+        bench.send(request);
+        assert_eq!(view(&p.beat_draining(&mut bench)), (Status::RevokePending, vec![0], vec![1], vec![]));
+        bench.pass(3_000);
+    }
+    assert_eq!(grants(&bench), granted);
+    m.beat(&mut bench);
+    assert_eq!(view(&p.beat_draining(&mut bench)), (Status::Ok, vec![0, 1], vec![], vec![]));
+}

@@ -1,5 +1,6 @@
 //! What shows that Redis lost writes, and who begins a round by it (protocol 5, *Evidence*, and what begins
 //! a round or lets it begin anew).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,6 +1,7 @@
 //! Redis loses its last writes at every moment of a life with joins, leaves, restarts and crashes: whatever
 //! it lost, the group becomes `STABLE` again within a lease and a rebalance timeout, and no shard is read
 //! twice beyond what the protocol says remains (protocol 5).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! How a round is recorded, who has synchronised, and when it ends (protocol 5, *The round*).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
@@ -211,6 +212,22 @@ fn rule_5_a_round_ends_when_it_is_one_lease_old_and_not_a_millisecond_before() {
     assert_eq!(p.beat(&mut bench).status, Status::Ok);
     assert!(!is_round_on(&bench));
     assert_eq!(m.beat(&mut bench).status, Status::Ok);
+}
+
+#[test]
+fn rule_5_maintenance_ends_a_round_before_the_request_is_decided() {
+    let (mut bench, mut former, mut m) = two_of_four();
+    let mut p = Client::full("p", "p-2");
+    live_for(&mut bench, 2 * LEASE, &mut [&mut p, &mut m]);
+    notice(&mut bench);
+    let at = bench.now.plus(LEASE);
+    live_until(&mut bench, at, &mut [&mut p, &mut m]);
+    assert!(is_round_on(&bench));
+    former.epoch = 0;
+    former.owned.clear();
+    let answer = former.beat(&mut bench);
+    assert_eq!(answer.status, Status::InvalidRequest, "in a round it would be RETRY");
+    assert!(!is_round_on(&bench));
 }
 
 #[test]

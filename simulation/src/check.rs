@@ -37,6 +37,8 @@ pub(crate) struct Excuse {
     pub(crate) shard: u32,
     /// The processes.
     pub(crate) pair: (usize, usize),
+    /// When it began.
+    pub(crate) since: i64,
     /// The overlap must be over by then.
     pub(crate) until: i64,
 }
@@ -196,9 +198,11 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
     if group.state != GroupState::Stable || group.metadata_correction.is_some() {
         return false;
     }
-    // What a round left in somebody's hands is granted anew after it.
-    let is_granted =
-        |id: &str, shard: u32| group.members.get(id).is_some_and(|m| m.granted.contains_key(&shard));
+    // What a round left in somebody's hands, or an answer of it left out, is granted anew after it.
+    let is_granted = |id: &str, shard: u32| {
+        let grant = group.members.get(id).and_then(|member| member.granted.get(&shard));
+        grant.is_some_and(|grant| !grant.left_out)
+    };
     let mut readers: Vec<(u32, &str)> = Vec::new();
     for process in processes {
         readers.extend(process.touches(at).into_iter().map(|(shard, _)| (shard, process.member)));

@@ -380,7 +380,8 @@ impl World {
                     self.tell(|_| {
                         format!("shard {shard} is read by {one} and {other}: excused until {until}")
                     });
-                    self.excuses.push(Excuse { shard, pair: (one, other), until });
+                    let since = self.at;
+                    self.excuses.push(Excuse { shard, pair: (one, other), since, until });
                 }
                 None => {
                     self.violate(format!("one-reader: shard {shard} is read by processes {one} and {other}"))
@@ -422,6 +423,12 @@ impl World {
             return;
         }
         let now = check::overlaps(&self.processes, self.at);
+        // A loss in the middle of such an overlap makes one of the two a party of a lost future.
+        let lease = self.timing.lease;
+        for excuse in &mut self.excuses {
+            let lost = self.losses.iter().filter(|loss| loss.at >= excuse.since && loss.at <= excuse.until);
+            excuse.until = lost.map(|loss| loss.at + lease).fold(excuse.until, i64::max);
+        }
         let still = |excuse: &Excuse| {
             now.iter().find(|(shard, one, other, _)| *shard == excuse.shard && (*one, *other) == excuse.pair)
         };

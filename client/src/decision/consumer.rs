@@ -272,9 +272,14 @@ impl Consumer {
 
     /// What the three answers have in common that extend the lease.
     fn adopt(&mut self, now: Duration, request: &InFlight, response: &HeartbeatResponse) {
+        // A leaver whom the coordinator no longer counts is told no lease, and gets none: it finishes what it
+        // can within the last one.
         let told = Duration::from_millis(response.assignment_lease_ms);
-        let lease = if told.is_zero() { self.settings.assumed_lease } else { told };
-        self.lease.extend(request.sent_at, lease);
+        if !told.is_zero() {
+            self.lease.extend(request.sent_at, told);
+        } else if request.epoch != EPOCH_LEAVE {
+            self.lease.extend(request.sent_at, self.settings.assumed_lease);
+        }
         self.version = response.metadata_version;
         self.token.clone_from(&response.metadata_token);
         if response.member_epoch > 0 {
