@@ -16,15 +16,17 @@ mod consumer;
 mod daemon;
 mod journal;
 mod member;
+mod observer;
 mod raw;
 mod redis_server;
 mod wait;
 
 pub(crate) use api::{Answer, Api, encode, group_path, monitored_path};
-pub(crate) use consumer::{Consumer, Crew, Routes, Seen};
+pub(crate) use consumer::{Consumer, Crew, Routes, Seen, settle};
 pub(crate) use daemon::{Daemon, DaemonBuilder};
 pub(crate) use journal::{DoubleReading, Journal, Reading, monotonic_us};
 pub(crate) use member::{Member, beat_until_stable, heartbeat};
+pub(crate) use observer::{Observed, Observer};
 pub(crate) use raw::{RawAnswer, RawConnection, heartbeat_unheard};
 pub(crate) use redis_server::RedisServer;
 pub(crate) use wait::{DEADLINE, wait_until, wait_until_blocking};
