@@ -7,14 +7,17 @@ use std::time::{Duration, Instant};
 
 use rand::seq::IndexedRandom;
 use reqwest::{Method, StatusCode};
+use rsc_protocol::admin::{GroupResponse, GroupState};
 use rsc_protocol::{GroupKey, HeartbeatRequest, HeartbeatResponse, RevokingState, Status};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::api::{Api, encode, group_path};
+use super::api::{Api, encode, group_path, monitored_path};
 use super::journal::{Journal, Reading, monotonic_us};
 use super::member::Member;
+use super::wait::wait_until;
 
 /// The coordinators that consumers may talk to; each heartbeat goes to one of them at random. Clones are the
 /// same.
@@ -146,6 +149,28 @@ impl Consumer {
         self.task.await.unwrap();
         self.seen.lock().unwrap().clone()
     }
+}
+
+/// Waits until the group is `STABLE` with exactly these members, nobody drains, and each of its `shards`
+/// shards is read by one of them.
+pub(crate) async fn settle(api: &Api, group: &GroupKey, consumers: &[Consumer], shards: usize) {
+    wait_until("everybody has settled", async || {
+        let answer = api.get(&group_path(group)).await;
+        if answer.status != StatusCode::OK {
+            return false;
+        }
+        let shown: GroupResponse = answer.read();
+        let seen: Vec<Seen> = consumers.iter().map(Consumer::seen).collect();
+        let read: Vec<u32> = seen.iter().flat_map(|seen| seen.reading.iter().copied()).collect();
+        shown.state == GroupState::Stable
+            && shown.live_members == consumers.len()
+            && seen.iter().all(|seen| seen.settled)
+            && read.len() == shards
+            && read.iter().collect::<BTreeSet<_>>().len() == shards
+    })
+    .await;
+    let assignments = api.get(&format!("{}/assignments", monitored_path(group))).await.success();
+    assert_eq!(assignments["invariantViolations"], json!([]), "{assignments}");
 }
 
 /// The consumer's own side.

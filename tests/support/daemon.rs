@@ -117,6 +117,11 @@ impl Daemon {
         &self.address
     }
 
+    /// Where clients find it.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// A client of it.
     pub(crate) fn api(&self) -> Api {
         Api::new(&self.address)

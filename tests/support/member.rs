@@ -79,6 +79,11 @@ impl Member {
         &self.id
     }
 
+    /// The group it is a member of.
+    pub(crate) fn group(&self) -> &GroupKey {
+        &self.group
+    }
+
     /// Talks to another coordinator from now on.
     pub(crate) fn talk_to(&mut self, api: &Api) {
         self.api = api.clone();

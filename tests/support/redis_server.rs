@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
+use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
 use rsc_protocol::GroupKey;
 use rsc_protocol::keys::Keys;
@@ -63,6 +64,25 @@ impl RedisServer {
     pub(crate) async fn aggregate(&self, group: &GroupKey) -> Option<serde_json::Value> {
         let text = self.metadata_field(group, "aggregate").await?;
         Some(serde_json::from_str(&text).unwrap())
+    }
+
+    /// One command on a connection of its own.
+    pub(crate) async fn command<T: FromRedisValue>(&self, arguments: &[&str]) -> T {
+        let mut command = redis::cmd(arguments[0]);
+        command.arg(&arguments[1..]);
+        command.query_async(&mut self.connection().await).await.unwrap()
+    }
+
+    /// A key as `DUMP` gives it; `None` when it does not exist.
+    pub(crate) async fn dump(&self, key: &str) -> Option<Vec<u8>> {
+        self.command(&["DUMP", key]).await
+    }
+
+    /// Puts back what [`RedisServer::dump`] gave, over whatever is there.
+    pub(crate) async fn restore(&self, key: &str, dump: &[u8]) {
+        let mut command = redis::cmd("RESTORE");
+        command.arg(key).arg(0).arg(dump).arg("REPLACE");
+        command.exec_async(&mut self.connection().await).await.unwrap();
     }
 
     /// The server hangs from now on: connections stay open, nothing is answered.
