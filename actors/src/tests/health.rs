@@ -6,13 +6,15 @@ use rsc_protocol::keys::Keys;
 use super::member::Member;
 use super::redis_server::RedisServer;
 use super::{
-    code, create, delete_request, eventually, group_request, in_system, key, orders, patient, record,
-    settings, settled, start,
+    code, create, delete_request, eventually, group_request, in_system, key, metrics, orders, patient,
+    record, settings, settled, start,
 };
 
 #[test]
 fn a_deleted_key_fails_closed_and_a_restored_one_goes_on_with_nobody_expired() {
     in_system(async {
+        metrics::record();
+        let came_back = metrics::counter("rsc_out_of_service_total cause=key_came_back");
         let server = RedisServer::start();
         let mut settings = settings("a");
         settings.timing.member_lease_ttl_ms = 1_000;
@@ -51,6 +53,7 @@ fn a_deleted_key_fails_closed_and_a_restored_one_goes_on_with_nobody_expired() {
         assert_eq!(other.status, Status::Ok);
         let group = record(&coordinator, &orders()).await;
         assert!(group.members["m1"].is_live(), "out of service: nobody is expired");
+        assert!(metrics::counter("rsc_out_of_service_total cause=key_came_back") > came_back);
         member.beat_ok(&coordinator, &orders()).await;
         let status = coordinator.actor(&orders()).await.unwrap();
         assert_eq!((status.error_code, status.in_service), (None, false));
