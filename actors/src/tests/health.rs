@@ -214,3 +214,30 @@ fn reads_never_take_the_mutex_and_never_write() {
         assert_eq!(server.run::<Vec<u8>>(redis::cmd("DUMP").arg(&metadata)), before);
     });
 }
+
+#[test]
+fn an_invariant_that_does_not_hold_is_counted_and_stops_nothing() {
+    in_system(async {
+        metrics::record();
+        let violations = || metrics::counter("rsc_invariant_violation_total invariant=one-holder");
+        let before = violations();
+        let server = RedisServer::start();
+        let coordinator = start(patient("a"), &server.store());
+        create(&coordinator, &orders(), 4).await;
+        for id in ["m1", "m2"] {
+            Member::new(id).beat_ok(&coordinator, &orders()).await;
+        }
+        assert_eq!(violations(), before);
+        let metadata = Keys::default().metadata(&orders());
+        let text: String = server.run(redis::cmd("HGET").arg(&metadata).arg("aggregate"));
+        let mut aggregate: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for id in ["m1", "m2"] {
+            aggregate["members"][id]["currentAssignment"] = serde_json::json!([{"shardIndex": 0}]);
+        }
+        let change = [("aggregate", aggregate.to_string()), ("writeId", "a repair gone wrong".to_owned())];
+        let _: i64 = server.run(redis::cmd("HSET").arg(&metadata).arg(&change));
+        Member::new("m3").beat_ok(&coordinator, &orders()).await;
+        assert!(violations() > before);
+        assert_eq!(coordinator.group(&orders()).await.unwrap().live_members().count(), 3);
+    });
+}
