@@ -56,8 +56,9 @@ impl Coordinator {
     /// system, which must run on until [`Coordinator::stopped`] has resolved. The store need not be
     /// reachable.
     pub fn start(settings: CoordinatorSettings, store: Arc<dyn GroupStore>) -> Coordinator {
+        let settings = settings.bounded();
         let now = Instant::now();
-        let watchdog = Arc::new(Watchdog::new(settings.lease(), settings.workers.max(1), now));
+        let watchdog = Arc::new(Watchdog::new(settings.lease(), settings.workers, now));
         let shared = Arc::new(Shared {
             workers: Workers::start(settings.workers, &watchdog),
             settings,

@@ -88,11 +88,6 @@ impl Memory {
         self.lost_tokens.push_back(token);
     }
 
-    /// The newest lost token, to be taken over without asking who holds the mutex.
-    pub(crate) fn newest_lost(&self) -> Option<MutexToken> {
-        self.lost_tokens.back().cloned()
-    }
-
     /// The lost token that holds the mutex, if it is one of them.
     pub(crate) fn lost_token(&self, holder: &str) -> Option<MutexToken> {
         self.lost_tokens.iter().find(|token| token.as_str() == holder).cloned()

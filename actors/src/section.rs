@@ -81,7 +81,7 @@ pub(crate) async fn enter(
     memory: &mut Memory,
     deadline: Instant,
 ) -> Result<Section, Failure> {
-    let mut takeover = memory.newest_lost();
+    let mut takeover: Option<MutexToken> = None;
     let mut pause = Pause::new();
     loop {
         let token = MutexToken::fresh(&shared.settings.instance_id);

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// A hundred years: as good as for ever, and far from the end of every clock.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// Settings of one coordinator process; the same for every group.
 #[derive(Clone, Debug)]
 pub struct CoordinatorSettings {
@@ -47,6 +50,23 @@ impl CoordinatorSettings {
             default_shard_count: 12,
             max_shard_count: 10_000,
         }
+    }
+
+    /// The same with every duration short enough to be added to an instant.
+    pub(crate) fn bounded(mut self) -> Self {
+        for duration in [
+            &mut self.tick_interval,
+            &mut self.mutex_ttl,
+            &mut self.mutex_acquire_timeout,
+            &mut self.index_refresh_interval,
+        ] {
+            *duration = (*duration).min(LONGEST);
+        }
+        let longest_ms = u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX);
+        let lease_ms = &mut self.timing.member_lease_ttl_ms;
+        *lease_ms = (*lease_ms).min(longest_ms);
+        self.workers = self.workers.max(1);
+        self
     }
 
     /// The member lease.

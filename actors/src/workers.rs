@@ -15,7 +15,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` arbiters, at least one; the watchdog gets the beats of each. Needs a running system.
+    /// Starts `count` arbiters, which is at least one; the watchdog gets the beats of each. Needs a running system.
     pub(crate) fn start(count: usize, watchdog: &Arc<Watchdog>) -> Self {
         let arbiters: Vec<Arbiter> = (0..count.max(1)).map(|_| Arbiter::new()).collect();
         for (worker, arbiter) in arbiters.iter().enumerate() {

@@ -79,6 +79,9 @@ impl Consumer {
     async fn step(&self, membership: &mut Membership) -> Vec<Event> {
         if let Some(over) = membership.check_lease(Instant::now()) {
             self.report(membership, vec![over]);
+            if membership.is_over() {
+                return Vec::new();
+            }
         }
         let sent = Instant::now();
         let request = membership.request(sent);

@@ -1,4 +1,4 @@
-//! What is printed: one line a second, one for every event, none wider than 80 columns.
+//! What is printed: one line a second, never wider than 80 columns, and one for every event.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::time::Instant;

@@ -6,13 +6,15 @@ use rsc_protocol::keys::Keys;
 use super::member::Member;
 use super::redis_server::RedisServer;
 use super::{
-    code, create, delete_request, eventually, group_request, in_system, key, orders, patient, record,
-    settings, settled, start,
+    code, create, delete_request, eventually, group_request, in_system, key, metrics, orders, patient,
+    record, settings, settled, start,
 };
 
 #[test]
 fn a_deleted_key_fails_closed_and_a_restored_one_goes_on_with_nobody_expired() {
     in_system(async {
+        metrics::record();
+        let came_back = metrics::counter("rsc_out_of_service_total cause=key_came_back");
         let server = RedisServer::start();
         let mut settings = settings("a");
         settings.timing.member_lease_ttl_ms = 1_000;
@@ -51,6 +53,7 @@ fn a_deleted_key_fails_closed_and_a_restored_one_goes_on_with_nobody_expired() {
         assert_eq!(other.status, Status::Ok);
         let group = record(&coordinator, &orders()).await;
         assert!(group.members["m1"].is_live(), "out of service: nobody is expired");
+        assert!(metrics::counter("rsc_out_of_service_total cause=key_came_back") > came_back);
         member.beat_ok(&coordinator, &orders()).await;
         let status = coordinator.actor(&orders()).await.unwrap();
         assert_eq!((status.error_code, status.in_service), (None, false));
@@ -211,5 +214,32 @@ fn reads_never_take_the_mutex_and_never_write() {
         coordinator.actor(&orders()).await.unwrap();
         assert_eq!((store.calls("enter"), store.calls("commit")), (entered, committed));
         assert_eq!(server.run::<Vec<u8>>(redis::cmd("DUMP").arg(&metadata)), before);
+    });
+}
+
+#[test]
+fn an_invariant_that_does_not_hold_is_counted_and_stops_nothing() {
+    in_system(async {
+        metrics::record();
+        let violations = || metrics::counter("rsc_invariant_violation_total invariant=one-holder");
+        let before = violations();
+        let server = RedisServer::start();
+        let coordinator = start(patient("a"), &server.store());
+        create(&coordinator, &orders(), 4).await;
+        for id in ["m1", "m2"] {
+            Member::new(id).beat_ok(&coordinator, &orders()).await;
+        }
+        assert_eq!(violations(), before);
+        let metadata = Keys::default().metadata(&orders());
+        let text: String = server.run(redis::cmd("HGET").arg(&metadata).arg("aggregate"));
+        let mut aggregate: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for id in ["m1", "m2"] {
+            aggregate["members"][id]["currentAssignment"] = serde_json::json!([{"shardIndex": 0}]);
+        }
+        let change = [("aggregate", aggregate.to_string()), ("writeId", "a repair gone wrong".to_owned())];
+        let _: i64 = server.run(redis::cmd("HSET").arg(&metadata).arg(&change));
+        Member::new("m3").beat_ok(&coordinator, &orders()).await;
+        assert!(violations() > before);
+        assert_eq!(coordinator.group(&orders()).await.unwrap().live_members().count(), 3);
     });
 }
