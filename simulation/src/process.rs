@@ -77,9 +77,9 @@ pub(crate) struct Process {
     pub(crate) timer: u64,
     /// `requestId`s of its joins.
     pub(crate) joins: Vec<String>,
-    /// It cannot be told from another process of its id: both send no `instanceId`, and Redis forgot the
-    /// join of one of them (protocol 5, *What remains*).
-    pub(crate) indistinguishable: bool,
+    /// It sends no `instanceId`, and Redis forgot its join: it cannot be told from another process of its id
+    /// (protocol 5, *What remains*).
+    pub(crate) is_forgotten: bool,
     /// It was asked to leave.
     pub(crate) is_leaving: bool,
     /// It was refused for good.
@@ -134,7 +134,7 @@ impl Process {
             lies: 0,
             timer: 0,
             joins: Vec::new(),
-            indistinguishable: false,
+            is_forgotten: false,
             is_leaving: false,
             refused: false,
         }
@@ -216,6 +216,10 @@ impl Process {
             }
             client.time(now)
         });
+        let starts_over = |status| matches!(status, Status::FencedMemberEpoch | Status::UnknownMemberId);
+        if response.is_some_and(|response| starts_over(response.status)) && self.touches(at).is_empty() {
+            self.is_forgotten = false;
+        }
         if response.is_some_and(|response| response.status == Status::InvalidRequest) {
             self.refused |= self.is_over();
         }
@@ -229,6 +233,15 @@ impl Process {
 
     /// It wants to leave.
     pub(crate) fn leave(&mut self, at: i64) -> Vec<Wish> {
+        let now = self.duration(at);
+        if let Machine::Decided(consumer) = &self.machine
+            && self.kind == Kind::Bare
+            && !consumer.may_read(now)
+        {
+            // As the old client: only a member leaves.
+            self.alive = false;
+            return Vec::new();
+        }
         self.event(
             at,
             |_| Event::Leave,
