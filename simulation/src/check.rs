@@ -195,8 +195,10 @@ fn turned_away(
         Status::FencedMemberEpoch | Status::UnknownMemberId => {
             let is_accepted = request.instance_id.is_some() && member.instance_id == request.instance_id;
             let is_newest = request.sequence > member.live.sequence && request.sequence.is_some();
+            // It has heard of the join that is on record: no late copy of an older one was taken for it.
+            let is_its_own = request.metadata_version >= member.join_metadata_version;
             let untouched = later.is_live() && later.join_metadata_version == member.join_metadata_version;
-            (member.is_live() && is_accepted && is_newest && untouched)
+            (member.is_live() && is_accepted && is_newest && is_its_own && untouched)
                 .then(|| format!("innocent-not-fenced: {} {:?}", request.request_id, response.status))
         }
         Status::InvalidRequest if request.member_epoch == 0 && member.is_live() && !member.heard => {
@@ -245,11 +247,15 @@ fn own_is_kept(
         return None;
     }
     let id = &request.member_id;
-    let target = after.target(id);
+    let (target, former) = (after.target(id), before.target(id));
     let taken = request.owned_shards.iter().map(|shard| shard.shard_index).find(|shard| {
         let held = before.live_members().any(|(other, member)| other != id && member.holds(*shard));
         let named = response.assignment.assigned_shards.iter().any(|one| one.shard_index == *shard);
-        target.contains(*shard) && !held && !before.is_on_hold(*shard, now) && !named
+        target.contains(*shard)
+            && former.contains(*shard)
+            && !held
+            && !before.is_on_hold(*shard, now)
+            && !named
     })?;
     Some(format!("own-is-kept: {} loses shard {taken}, which is its own", request.request_id))
 }

@@ -206,8 +206,9 @@ impl World {
         let Some(stored) = self.redis.stored.clone() else { return };
         for process in &mut self.processes {
             let accepted = stored.group.members.get(process.member).map(|it| it.join_request_id.as_str());
-            let is_known = process.joins.iter().any(|join| Some(join.as_str()) == accepted);
-            process.is_forgotten |= !process.kind.has_instance() && !process.joins.is_empty() && !is_known;
+            let forgot = |join: &String| Some(join.as_str()) != accepted;
+            process.is_forgotten |=
+                !process.kind.has_instance() && process.lives_by.as_ref().is_some_and(forgot);
         }
     }
 

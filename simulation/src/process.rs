@@ -75,8 +75,9 @@ pub(crate) struct Process {
     lies: u64,
     /// Numbers its timers: only the newest one counts.
     pub(crate) timer: u64,
-    /// `requestId`s of its joins.
-    pub(crate) joins: Vec<String>,
+    /// `requestId` of the join that its membership began with: the last one sent, as an answer may be on its
+    /// way.
+    pub(crate) lives_by: Option<String>,
     /// It sends no `instanceId`, and Redis forgot its join: it cannot be told from another process of its id
     /// (protocol 5, *What remains*).
     pub(crate) is_forgotten: bool,
@@ -133,7 +134,7 @@ impl Process {
             never_finishes: false,
             lies: 0,
             timer: 0,
-            joins: Vec::new(),
+            lives_by: None,
             is_forgotten: false,
             is_leaving: false,
             refused: false,
@@ -296,7 +297,7 @@ impl Process {
     /// Takes away what this kind of client does not send.
     fn dress(&mut self, request: &mut HeartbeatRequest) {
         if request.member_epoch == 0 {
-            self.joins.push(request.request_id.clone());
+            self.lives_by = Some(request.request_id.clone());
         }
         match self.kind {
             Kind::Full | Kind::Old => {}
