@@ -1,10 +1,11 @@
 //! What must hold after every step.
 
 use rsc_core::group::Correction;
+use rsc_core::member::Termination;
 use rsc_core::validate::validate_transition;
 use rsc_core::{Counts, Decision, Group, RawFields, Reply, Transition};
 use rsc_protocol::admin::GroupState;
-use rsc_protocol::{HeartbeatRequest, Status, Timestamp};
+use rsc_protocol::{HeartbeatRequest, HeartbeatResponse, Status, Timestamp};
 
 use crate::process::Process;
 
@@ -52,6 +53,7 @@ pub(crate) fn commit(before: &Group, decision: &Decision, now: Timestamp, lease:
     drain_clock_stands(before, after, &mut found);
     young_round_spares(before, after, now, lease, &mut found);
     superseded_stays_so(before, decision, &mut found);
+    round_ends_synchronised(before, decision, &mut found);
     let now = now.max(before.updated_at);
     if is_young(before.metadata_correction.as_ref(), now, lease) && !new_grants(before, after).is_empty() {
         found.push("young-round-grants-nothing: a grant in the first lease of a round".to_owned());
@@ -103,11 +105,28 @@ fn young_round_spares(before: &Group, after: &Group, now: Timestamp, lease: i64,
         found.push("young-round-goes-on: a round ended before it was one lease old".to_owned());
     }
     for (id, _) in before.live_members() {
-        let expired = after.members.get(id).is_none_or(|later| {
-            later.termination == Some(rsc_core::member::Termination::LeaseExpired) && !later.is_live()
-        });
+        let expired = after
+            .members
+            .get(id)
+            .is_none_or(|later| later.termination == Some(Termination::LeaseExpired) && !later.is_live());
         if expired {
             found.push(format!("young-round-spares: {id} expired in the first lease of a round"));
+        }
+    }
+}
+
+/// A round ends when every live member has synchronised in it (protocol 5).
+fn round_ends_synchronised(before: &Group, decision: &Decision, found: &mut Vec<String>) {
+    let Some(round) = &before.metadata_correction else { return };
+    if decision.group.metadata_correction.is_some() || decision.counts.corrections_begun > 0 {
+        return;
+    }
+    for (id, member) in decision.group.live_members() {
+        let joined_since = before.members.get(id).is_none_or(|former| {
+            !former.is_live() || former.join_metadata_version != member.join_metadata_version
+        });
+        if !joined_since && member.live.synchronised_at_round != Some(round.requested_at) {
+            found.push(format!("round-ends-synchronised: {id} has not"));
         }
     }
 }
@@ -143,25 +162,43 @@ pub(crate) fn stored(
     }
 }
 
-/// A living process, the accepted incarnation, whose newest message this is, is not turned away; and only a
-/// duplicate of somebody who was heard is refused for good (protocol 4.1.6, 4.1.8). Only while Redis lost
-/// nothing and the message was decided on in time.
+/// What a single heartbeat was answered, against what was stored before and is decided now.
 #[must_use]
-pub(crate) fn turned_away(
+pub(crate) fn answer(
     before: &Group,
     after: &Group,
     request: &HeartbeatRequest,
     reply: &Reply,
+    now: Timestamp,
+    has_lost: bool,
+) -> Vec<String> {
+    let Reply::Heartbeat(response) = reply else { return Vec::new() };
+    let turned_away = if has_lost { None } else { turned_away(before, after, request, response) };
+    turned_away
+        .into_iter()
+        .chain(fork_is_noticed(before, after, request, response))
+        .chain(own_is_kept(before, after, request, response, now.max(before.updated_at)))
+        .collect()
+}
+
+/// A living process, the accepted incarnation, whose newest message this is, is not turned away; and only a
+/// duplicate of somebody who was heard is refused for good (protocol 4.1.6, 4.1.8).
+fn turned_away(
+    before: &Group,
+    after: &Group,
+    request: &HeartbeatRequest,
+    response: &HeartbeatResponse,
 ) -> Option<String> {
-    let Reply::Heartbeat(response) = reply else { return None };
     let member = before.members.get(&request.member_id)?;
     let later = after.members.get(&request.member_id)?;
     match response.status {
         Status::FencedMemberEpoch | Status::UnknownMemberId => {
             let is_accepted = request.instance_id.is_some() && member.instance_id == request.instance_id;
             let is_newest = request.sequence > member.live.sequence && request.sequence.is_some();
+            // It has heard of the join that is on record: no late copy of an older one was taken for it.
+            let is_its_own = request.metadata_version >= member.join_metadata_version;
             let untouched = later.is_live() && later.join_metadata_version == member.join_metadata_version;
-            (member.is_live() && is_accepted && is_newest && untouched)
+            (member.is_live() && is_accepted && is_newest && is_its_own && untouched)
                 .then(|| format!("innocent-not-fenced: {} {:?}", request.request_id, response.status))
         }
         Status::InvalidRequest if request.member_epoch == 0 && member.is_live() && !member.heard => {
@@ -172,6 +209,66 @@ pub(crate) fn turned_away(
         }
         _ => None,
     }
+}
+
+/// A live member of the accepted incarnation with the stored version and another token shows a loss; a round is
+/// on then, unless its reports are known not to be trusted (protocol 5).
+fn fork_is_noticed(
+    before: &Group,
+    after: &Group,
+    request: &HeartbeatRequest,
+    response: &HeartbeatResponse,
+) -> Option<String> {
+    let member = before.members.get(&request.member_id).filter(|member| member.is_live())?;
+    let token = request.metadata_token.as_deref().filter(|token| !token.is_empty())?;
+    let is_fork = request.metadata_version == before.metadata_version && token != before.metadata_token;
+    let is_starter = before
+        .correction_starters
+        .iter()
+        .any(|starter| starter.member_id == request.member_id && starter.instance_id == request.instance_id);
+    let counts = is_fork
+        && !is_starter
+        && member.instance_id == request.instance_id
+        && response.status != Status::Retry
+        && request.sequence > member.live.sequence;
+    (counts && after.metadata_correction.is_none())
+        .then(|| format!("fork-is-noticed: {} speaks from another history", request.request_id))
+}
+
+/// What a member reads, is its target, held by no other and on no hold, a round leaves to it (protocol 5).
+fn own_is_kept(
+    before: &Group,
+    after: &Group,
+    request: &HeartbeatRequest,
+    response: &HeartbeatResponse,
+    now: Timestamp,
+) -> Option<String> {
+    if response.status != Status::SyncMetadata {
+        return None;
+    }
+    let id = &request.member_id;
+    let (target, former) = (after.target(id), before.target(id));
+    let taken = request.owned_shards.iter().map(|shard| shard.shard_index).find(|shard| {
+        let held = before.live_members().any(|(other, member)| other != id && member.holds(*shard));
+        let named = response.assignment.assigned_shards.iter().any(|one| one.shard_index == *shard);
+        target.contains(*shard)
+            && former.contains(*shard)
+            && !held
+            && !before.is_on_hold(*shard, now)
+            && !named
+    })?;
+    Some(format!("own-is-kept: {} loses shard {taken}, which is its own", request.request_id))
+}
+
+/// An actor that found Redis to have lost writes expires nobody for a lease (protocol 4.1.1).
+#[must_use]
+pub(crate) fn expires_somebody(decision: &Decision) -> Option<String> {
+    decision.transitions.iter().find_map(|transition| match transition {
+        Transition::MemberGone { member_id, cause: Termination::LeaseExpired, .. } => {
+            Some(format!("loss-expires-nobody: {member_id} expired"))
+        }
+        _ => None,
+    })
 }
 
 /// Every pair of processes that believe in one shard at `at`: (shard, one, other, both are reading it).

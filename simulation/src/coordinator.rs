@@ -25,6 +25,8 @@ pub(crate) struct Pending {
     pub(crate) decision: Rc<Decision>,
     /// The stamp it was decided on.
     pub(crate) expected: Stamp,
+    /// Redis time as *enter* returned it.
+    pub(crate) now: rsc_protocol::Timestamp,
     /// Heartbeats that it answers.
     pub(crate) jobs: Vec<Job>,
     /// Whether the first command was the actor's own evidence of a loss.
@@ -91,6 +93,8 @@ pub(crate) struct Coordinator {
     pub(crate) watch: Watch,
     /// It found that Redis lost writes, and has not recorded that yet.
     pub(crate) loss_to_report: bool,
+    /// When it found so last.
+    pub(crate) loss_noticed_at: Option<i64>,
     /// Numbers its timers.
     pub(crate) timer: u64,
     tokens: u64,
@@ -112,6 +116,7 @@ impl Coordinator {
             lost_tokens: Vec::new(),
             watch: Watch::new(timing.lease, now),
             loss_to_report: false,
+            loss_noticed_at: None,
             timer: 0,
             tokens: 0,
             trips: 0,

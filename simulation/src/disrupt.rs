@@ -14,6 +14,7 @@ enum Disruption {
     MemberCutOff,
     MemberCrashes,
     MemberRestarts,
+    MemberReplaced,
     MemberStandsStill,
     SecondProcess,
     CoordinatorCrashes,
@@ -41,6 +42,7 @@ impl World {
             (when(faults.network(), 3), D::MemberCutOff),
             (when(faults.crash(), 2), D::MemberCrashes),
             (when(faults.crash(), 5), D::MemberRestarts),
+            (when(faults.crash(), 3), D::MemberReplaced),
             (when(faults.crash(), 3), D::MemberStandsStill),
             (when(faults.crash(), 3), D::SecondProcess),
             (when(faults.crash(), 3), D::CoordinatorCrashes),
@@ -107,6 +109,15 @@ impl World {
                 self.processes[index].is_leaving = true;
                 let wishes = self.processes[index].leave(at);
                 self.carry_out(index, wishes);
+            }
+            D::MemberReplaced => {
+                // A rolling update: the successor joins while its predecessor still drains.
+                let id = self.processes[index].member;
+                let member = MEMBERS.iter().position(|one| *one == id).unwrap_or(0);
+                let kind = if self.dice.chance(0.7) { self.processes[index].kind } else { self.draw_kind() };
+                let takes = self.dice.between(0, 2 * self.timing.heartbeat);
+                self.schedule(at + takes, Event::StartProcess { member, kind });
+                self.inflict_on(index, D::MemberLeaves);
             }
             D::MemberCutOff => {
                 let length = self.dice.between(1, 3 * self.timing.lease);
@@ -188,26 +199,16 @@ impl World {
         }
     }
 
-    /// Two processes of one id without `instanceId` cannot be told apart once Redis forgot the join of the
-    /// one that it had accepted (protocol 5, *What remains*).
+    /// Two processes of one id without `instanceId` cannot be told apart once Redis forgot the join of one of
+    /// them: it is answered as the one that Redis knows, until it is fenced or joins anew (protocol 5, *What
+    /// remains*).
     fn mark_indistinguishable(&mut self) {
         let Some(stored) = self.redis.stored.clone() else { return };
-        for member in MEMBERS {
-            let accepted = stored.group.members.get(member).map(|member| member.join_request_id.as_str());
-            let same: Vec<usize> = (0..self.processes.len())
-                .filter(|index| {
-                    let process = &self.processes[*index];
-                    process.member == member && !process.kind.has_instance() && !process.joins.is_empty()
-                })
-                .collect();
-            // The newest of them joined later than what is stored knows.
-            let forgotten = same.iter().any(|index| {
-                let process = &self.processes[*index];
-                !process.is_over() && !process.joins.iter().any(|join| Some(join.as_str()) == accepted)
-            });
-            if same.len() > 1 && forgotten {
-                same.into_iter().for_each(|index| self.processes[index].indistinguishable = true);
-            }
+        for process in &mut self.processes {
+            let accepted = stored.group.members.get(process.member).map(|it| it.join_request_id.as_str());
+            let forgot = |join: &String| Some(join.as_str()) != accepted;
+            process.is_forgotten |=
+                !process.kind.has_instance() && process.lives_by.as_ref().is_some_and(forgot);
         }
     }
 
@@ -255,12 +256,15 @@ impl World {
     }
 
     /// A person starts again what was refused for good, once nothing else of its id runs; and somebody stays.
-    pub(crate) fn staff(&mut self) {
+    /// `true` if anybody was started.
+    pub(crate) fn staff(&mut self) -> bool {
+        let mut starts = false;
         let stays = |process: &crate::process::Process| {
             !process.is_over() && !process.is_leaving && process.kind != Kind::Broken
         };
         if !self.processes.iter().any(stays) {
             self.start_missing_member();
+            starts = true;
         }
         for (member, id) in MEMBERS.iter().enumerate() {
             let of_id = |process: &&crate::process::Process| process.member == *id;
@@ -268,7 +272,9 @@ impl World {
             let refused = self.processes.iter().rfind(of_id).is_some_and(|process| process.refused);
             if !runs && refused {
                 self.schedule(self.at, Event::StartProcess { member, kind: Kind::Full });
+                starts = true;
             }
         }
+        starts
     }
 }

@@ -26,7 +26,6 @@ pub(crate) struct OldClient {
     timeout: i64,
     lease: i64,
     from_receipt: bool,
-    starts_on_sync: bool,
     ignores_lease_end: bool,
 }
 
@@ -50,7 +49,6 @@ impl OldClient {
             timeout: timing.request_timeout * 1_000,
             lease: timing.lease * 1_000,
             from_receipt: plan.lacks(ModelFault::LeaseFromReceipt),
-            starts_on_sync: plan.lacks(ModelFault::OldClientStartsOnSync),
             ignores_lease_end: plan.lacks(ModelFault::OldClientIgnoresLeaseEnd),
         }
     }
@@ -132,7 +130,9 @@ impl OldClient {
     /// It wants to stop: it stops reading and says −1.
     pub(crate) fn leave(&mut self, now: i64) {
         self.check_lease(now);
-        if self.epoch == 0 && self.in_flight.is_none() {
+        // Only a member leaves: without `instanceId` a −1 before the answer to its join would be taken for the
+        // leave of whoever is accepted.
+        if self.epoch == 0 {
             self.ended = true;
             return;
         }
@@ -168,11 +168,7 @@ impl OldClient {
             }
             Status::SyncMetadata | Status::RevokePending => {
                 self.adopt(now, sent_at, response);
-                if self.starts_on_sync {
-                    self.reading = assigned;
-                } else {
-                    self.reading.retain(|shard| assigned.contains(shard));
-                }
+                self.reading.retain(|shard| assigned.contains(shard));
             }
             Status::Retry => self.due_at = now + self.heartbeat / 4,
             Status::UnknownMemberId | Status::FencedMemberEpoch => {

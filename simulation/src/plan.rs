@@ -71,8 +71,6 @@ pub enum ModelFault {
     TimeJumpUnnoticed,
     /// 11 (lease-from-receipt): an old client counts its lease from the answer.
     LeaseFromReceipt,
-    /// 4: an old client starts what `SYNC_METADATA` and `REVOKE_PENDING` name.
-    OldClientStartsOnSync,
     /// 11: an old client does not stop when its lease is over.
     OldClientIgnoresLeaseEnd,
 }
@@ -87,7 +85,6 @@ impl ModelFault {
         ModelFault::StaysInServiceAfterLoss,
         ModelFault::TimeJumpUnnoticed,
         ModelFault::LeaseFromReceipt,
-        ModelFault::OldClientStartsOnSync,
         ModelFault::OldClientIgnoresLeaseEnd,
     ];
 }

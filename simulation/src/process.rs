@@ -75,11 +75,12 @@ pub(crate) struct Process {
     lies: u64,
     /// Numbers its timers: only the newest one counts.
     pub(crate) timer: u64,
-    /// `requestId`s of its joins.
-    pub(crate) joins: Vec<String>,
-    /// It cannot be told from another process of its id: both send no `instanceId`, and Redis forgot the
-    /// join of one of them (protocol 5, *What remains*).
-    pub(crate) indistinguishable: bool,
+    /// `requestId` of the join that its membership began with: the last one sent, as an answer may be on its
+    /// way.
+    pub(crate) lives_by: Option<String>,
+    /// It sends no `instanceId`, and Redis forgot its join: it cannot be told from another process of its id
+    /// (protocol 5, *What remains*).
+    pub(crate) is_forgotten: bool,
     /// It was asked to leave.
     pub(crate) is_leaving: bool,
     /// It was refused for good.
@@ -133,8 +134,8 @@ impl Process {
             never_finishes: false,
             lies: 0,
             timer: 0,
-            joins: Vec::new(),
-            indistinguishable: false,
+            lives_by: None,
+            is_forgotten: false,
             is_leaving: false,
             refused: false,
         }
@@ -216,6 +217,10 @@ impl Process {
             }
             client.time(now)
         });
+        let starts_over = |status| matches!(status, Status::FencedMemberEpoch | Status::UnknownMemberId);
+        if response.is_some_and(|response| starts_over(response.status)) && self.touches(at).is_empty() {
+            self.is_forgotten = false;
+        }
         if response.is_some_and(|response| response.status == Status::InvalidRequest) {
             self.refused |= self.is_over();
         }
@@ -229,6 +234,15 @@ impl Process {
 
     /// It wants to leave.
     pub(crate) fn leave(&mut self, at: i64) -> Vec<Wish> {
+        let now = self.duration(at);
+        if let Machine::Decided(consumer) = &self.machine
+            && self.kind == Kind::Bare
+            && !consumer.may_read(now)
+        {
+            // As the old client: only a member leaves.
+            self.alive = false;
+            return Vec::new();
+        }
         self.event(
             at,
             |_| Event::Leave,
@@ -283,7 +297,7 @@ impl Process {
     /// Takes away what this kind of client does not send.
     fn dress(&mut self, request: &mut HeartbeatRequest) {
         if request.member_epoch == 0 {
-            self.joins.push(request.request_id.clone());
+            self.lives_by = Some(request.request_id.clone());
         }
         match self.kind {
             Kind::Full | Kind::Old => {}

@@ -74,10 +74,10 @@ fn heal(world: &mut World, began: i64) -> i64 {
         let until = world.at + step;
         advance(world, until);
         world.at = until;
-        world.staff();
+        let starts = world.staff();
         let healed =
             world.redis.stored.as_ref().is_some_and(|it| has_healed(&it.group, &world.processes, world.at));
-        if healed && world.at >= began + late {
+        if healed && !starts && world.at >= began + late {
             break;
         }
         if world.at >= bound {

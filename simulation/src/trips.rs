@@ -267,8 +267,7 @@ impl World {
         let committed =
             self.redis.commit(self.at, token, &pending.expected, write, decided, compare, checked);
         let (Committed::Applied(_), Some(before)) = (&committed, before) else { return committed };
-        let now = self.redis.timestamp(self.at);
-        let mut wrong = check::commit(&before.group, &pending.decision, now, self.timing.lease);
+        let mut wrong = check::commit(&before.group, &pending.decision, pending.now, self.timing.lease);
         if (write.kind != WriteKind::LeaseOnly || self.plan.seed.is_multiple_of(8))
             && let Some(stored) = &self.redis.stored
         {
@@ -336,6 +335,7 @@ impl World {
         let Some(known) = coordinator.known.take() else { return };
         if coordinator.watch.found(now, &known.stamp, judges_itself) {
             coordinator.loss_to_report = true;
+            coordinator.loss_noticed_at = Some(now);
         }
         coordinator.seen_version = coordinator.seen_version.max(known.group.metadata_version);
         self.decide(index, redis_time, known);
@@ -362,32 +362,41 @@ impl World {
         let token = turn.token.clone();
         let may_expire = coordinator.watch.may_expire(now);
         let may_grant = coordinator.watch.may_grant(now);
-        let notices_loss = coordinator.loss_to_report;
+        let (notices_loss, noticed_at) = (coordinator.loss_to_report, coordinator.loss_noticed_at);
         let commands = coordinator.commands(&jobs);
         let first_sample = coordinator.watch.first_sample.unwrap_or(now);
         let is_blind = self.jumps.iter().any(|jump| first_sample >= *jump && now < jump + self.timing.lease);
         self.refuse(older, "a newer heartbeat of this member came with it");
-        let context = self.context(rsc_protocol::Timestamp::from_millis(redis_time), may_expire, may_grant);
+        let decided_on = rsc_protocol::Timestamp::from_millis(redis_time);
+        let context = self.context(decided_on, may_expire, may_grant);
         let before = known.group.clone();
         let expected = known.stamp.clone();
         let stray_live = known.stray_live.clone();
         let decision = decide(known.group.clone(), &stray_live, &commands, &context);
         self.decided += 1;
-        if self.losses.is_empty() {
-            // Several messages of one member in a batch are applied one after the other.
-            let alone = |job: &Job| {
-                jobs.iter().filter(|one| one.request.member_id == job.request.member_id).count() == 1
-            };
-            for (job, reply) in jobs.iter().zip(decision.replies.iter().skip(commands.len() - jobs.len())) {
-                if alone(job)
-                    && let Some(what) = check::turned_away(&before, &decision.group, &job.request, reply)
-                {
-                    self.violate(what);
-                }
+        // Several messages of one batch are applied one after the other.
+        let beats = decision.replies.iter().skip(commands.len() - jobs.len());
+        let wrong: Vec<String> = match (jobs.as_slice(), beats.last()) {
+            ([job], Some(reply)) => {
+                let has_lost = !self.losses.is_empty();
+                check::answer(&before, &decision.group, &job.request, reply, decided_on, has_lost)
             }
+            _ => Vec::new(),
+        };
+        let spares = noticed_at.is_some_and(|at| now < at + self.timing.lease);
+        let wrong = wrong.into_iter().chain(spares.then(|| check::expires_somebody(&decision)).flatten());
+        for what in wrong.collect::<Vec<_>>() {
+            self.violate(what);
         }
         let decision = Rc::new(decision);
-        let pending = Pending { decision: Rc::clone(&decision), expected, jobs, notices_loss, is_blind };
+        let pending = Pending {
+            decision: Rc::clone(&decision),
+            now: decided_on,
+            expected,
+            jobs,
+            notices_loss,
+            is_blind,
+        };
         if decision.write.is_none() {
             self.coordinators[index].known = Some(known);
             self.schedule(now, Event::Release { token });

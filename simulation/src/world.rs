@@ -338,6 +338,10 @@ impl World {
                     has_started = true;
                     self.tell(|_| format!("process {process} reads shard {shard}"));
                     self.processes[process].started.insert(shard, self.at);
+                    let member = self.processes[process].member;
+                    if !self.grants.iter().any(|grant| grant.shard == shard && grant.member == member) {
+                        self.violate(format!("recorded-before-answered: {member} reads shard {shard}"));
+                    }
                 }
             }
         }
@@ -359,8 +363,8 @@ impl World {
             return 3 * self.timing.rebalance;
         }
         match self.dice.between(0, 10) {
-            0..=4 => 0,
-            5..=8 => self.dice.between(0, self.timing.heartbeat * 2),
+            0..=3 => 0,
+            4..=7 => self.dice.between(0, self.timing.heartbeat * 2),
             _ if self.is_faulty => self.dice.between(0, self.timing.rebalance),
             _ => self.timing.heartbeat,
         }
@@ -394,7 +398,11 @@ impl World {
     /// remains*).
     fn excuse(&self, shard: u32, one: usize, other: usize) -> Option<i64> {
         let (first, second) = (&self.processes[one], &self.processes[other]);
-        if first.member == second.member && first.indistinguishable && second.indistinguishable {
+        if first.member == second.member
+            && !first.kind.has_instance()
+            && !second.kind.has_instance()
+            && (first.is_forgotten || second.is_forgotten)
+        {
             return Some(i64::MAX);
         }
         // A grant made between a loss and its first sign, for at most one lease of the party that was lost.
