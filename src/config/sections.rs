@@ -358,13 +358,18 @@ pub(crate) enum AuditSink {
     Redis,
 }
 
+/// What is logged unless configured: `info`, without what the HTTP server says about itself and about requests
+/// that no HTTP parser can read.
+pub(crate) const DEFAULT_LOG_FILTER: &str = "info,actix_http::h1::dispatcher=off,actix_server=warn";
+
 /// `[telemetry]`: logs, metrics, traces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct TelemetryConfig {
     /// `text` or `json`, on standard error. Default `text`.
     pub(crate) log_format: LogFormat,
-    /// Which log lines are written, as `level` or `target=level`, comma-separated. Default `info`.
+    /// Which log lines are written, as `level` or `target=level`, comma-separated. Default:
+    /// [`DEFAULT_LOG_FILTER`].
     pub(crate) log_filter: String,
     /// Where traces go. Not built yet.
     pub(crate) otlp_endpoint: Option<String>,
@@ -376,7 +381,7 @@ impl Default for TelemetryConfig {
     fn default() -> Self {
         TelemetryConfig {
             log_format: LogFormat::Text,
-            log_filter: "info".to_owned(),
+            log_filter: DEFAULT_LOG_FILTER.to_owned(),
             otlp_endpoint: None,
             per_member_metrics: false,
         }
