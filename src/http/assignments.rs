@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rsc_core::{Group, Hold, HoldCause, Member, ShardSet};
+use rsc_core::{Correction, Group, Hold, HoldCause, Member, ShardSet};
 use rsc_protocol::admin::GroupState;
 use rsc_protocol::{RevokingState, Timestamp};
 use serde::Serialize;
@@ -28,6 +28,8 @@ pub(super) struct Assignments<'a> {
     /// What each live member was allowed to read and has not given back.
     granted_assignments: BTreeMap<&'a str, ShardSet>,
     holds: Vec<HoldRow<'a>>,
+    /// The correction round, if Redis lost writes and not everybody is back on what it still has.
+    metadata_correction: Option<&'a Correction>,
     /// Shards that members have yet to give back.
     revoke_progress: Vec<RevokeRow<'a>>,
     /// Shards that the member of their target may not read yet.
@@ -120,7 +122,8 @@ impl<'a> Assignments<'a> {
             target_assignment: &group.targets,
             current_assignments: of_live(group, |member| &member.current),
             granted_assignments: of_live(group, |member| member.granted.keys().copied().collect()),
-            holds: group.holds.iter().map(hold_row).collect(),
+            holds: group.holds.iter().map(|hold| hold_row(group, hold)).collect(),
+            metadata_correction: group.metadata_correction.as_ref(),
             revoke_progress: revoke_progress(group),
             pending_shards: view.pending(),
             unowned_shards: view.unowned(),
@@ -143,9 +146,9 @@ impl<'a> View<'a> {
         let targets =
             group.targets.iter().flat_map(|(id, target)| target.iter().map(|shard| (shard, id.as_str())));
         let mut holds: BTreeMap<u32, &Hold> = BTreeMap::new();
-        for hold in group.holds.iter().filter(|hold| hold.until > group.updated_at) {
+        for hold in group.holds.iter().filter(|hold| group.hold_end(hold) > group.updated_at) {
             let longest = holds.entry(hold.shard_index).or_insert(hold);
-            if hold.until > longest.until {
+            if group.hold_end(hold) > group.hold_end(longest) {
                 *longest = hold;
             }
         }
@@ -171,7 +174,9 @@ impl<'a> View<'a> {
                 let until = self.group.members.get(holder).and_then(|member| member.rebalance_deadline_at);
                 row(WaitsFor::Holder, Some(holder), until)
             }
-            (None, Some(hold)) => row(WaitsFor::Hold, Some(hold.member_id.as_str()), Some(hold.until)),
+            (None, Some(hold)) => {
+                row(WaitsFor::Hold, Some(hold.member_id.as_str()), Some(self.group.hold_end(hold)))
+            }
             _ => row(WaitsFor::Heartbeat, None, None),
         }
     }
@@ -189,7 +194,7 @@ impl<'a> View<'a> {
                     (Some(_), Some(_)) => WaitsFor::Hold,
                     (Some(_), None) => WaitsFor::Heartbeat,
                 },
-                until: hold.map(|hold| hold.until),
+                until: hold.map(|hold| self.group.hold_end(hold)),
             }
         })
         .collect()
@@ -200,12 +205,12 @@ fn of_live<'a, T>(group: &'a Group, what: impl Fn(&'a Member) -> T) -> BTreeMap<
     group.live_members().map(|(id, member)| (id.as_str(), what(member))).collect()
 }
 
-fn hold_row(hold: &Hold) -> HoldRow<'_> {
+fn hold_row<'a>(group: &Group, hold: &'a Hold) -> HoldRow<'a> {
     HoldRow {
         shard_index: hold.shard_index,
         member_id: &hold.member_id,
         cause: hold.cause,
-        until: hold.until,
+        until: group.hold_end(hold),
     }
 }
 

@@ -54,6 +54,8 @@ fn hold(shard_index: u32, until: Timestamp) -> Hold {
         sequence: None,
         cause: HoldCause::RebalanceTimeout,
         until,
+        since: until,
+        moves: false,
     }
 }
 
