@@ -73,17 +73,32 @@ async fn kills_at_random_moments_under_load_never_give_a_shard_to_two() {
     settle(&daemon.api(), &group, &consumers, 24).await;
 
     let mut rng = rand::rng();
+    let mut going = Vec::new();
     for kill in 0..10 {
-        // Something to rebalance: one comes, one leaves or crashes.
+        // Something to rebalance: one comes, one goes.
         consumers.push(crew.start(&format!("n{kill}")));
         let gone = consumers.swap_remove(rng.random_range(0..consumers.len()));
-        let leaves = rng.random_bool(0.5);
-        let going = tokio::spawn(async move { if leaves { gone.leave().await } else { gone.crash().await } });
+        match kill % 3 {
+            0 => going.push(tokio::spawn(gone.leave())),
+            1 => going.push(tokio::spawn(gone.crash())),
+            // Crashed and at once started again under the same name.
+            _ => {
+                let id = gone.id().to_owned();
+                gone.crash().await;
+                consumers.push(crew.start(&id));
+            }
+        }
         tokio::time::sleep(Duration::from_millis(rng.random_range(1..300))).await;
         daemon.kill();
         daemon = start();
         routes.change(&[&daemon.api()]);
-        going.await.unwrap();
+        // Now and then long enough for a new process to expire who has crashed.
+        if kill % 5 == 4 {
+            settle(&daemon.api(), &group, &consumers, 24).await;
+        }
+    }
+    for gone in going {
+        gone.await.unwrap();
     }
     settle(&daemon.api(), &group, &consumers, 24).await;
     for consumer in consumers {

@@ -159,16 +159,15 @@ async fn owner_that_expires_while_draining_loses_the_shard_after_its_lease_and_n
     a.drains_slowly = true;
     a.beat().await;
     b.beat().await;
-    let mut last_sent = Instant::now();
-    wait_until("a drains", async || {
-        last_sent = Instant::now();
+    wait_until("a drains, and this coordinator expires whom it may", async || {
         a.beat().await;
         b.beat().await;
-        a.draining.len() == 1
+        let actor = api.get(&format!("{}/actor", monitored_path(&group))).await.success();
+        a.draining.len() == 1 && actor["inService"] == true
     })
     .await;
     let moving: BTreeSet<u32> = a.draining.keys().copied().collect();
-    last_sent = Instant::now();
+    let last_sent = Instant::now();
     let answer = a.beat().await;
     assert_eq!(revoking(&answer), moving);
     assert_eq!(answer.assignment_lease_ms, 1_500);
