@@ -1,4 +1,5 @@
 //! Scenarios of what the coordinator costs Redis, and of a Redis that forgets its scripts (protocol 2).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Scenarios of a coordinator that is killed with `kill -9`: the next one continues from the record alone
 //! (protocol 9).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Scenarios of a hand-over: answers that get lost, coordinators and owners that go away (protocol 4.2; the
 //! priority tests of the founding design).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Scenarios of records that vanish or cannot be read: fail closed, touch nothing, go on by itself when the
 //! record is back (protocol 2 and 3).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Scenarios of something that stands still and goes on: a coordinator, Redis (protocol 4.1 rule 1).
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
