@@ -23,7 +23,7 @@ use crate::refusal::{Failure, Refusal};
 use crate::service_watch::ServiceWatch;
 use crate::shared::Shared;
 use crate::status::StatusCell;
-use crate::supervisor::CrashNotice;
+use crate::supervisor::EndNotice;
 use crate::turn::{self, After, DELETED, Ended};
 
 /// Commands that are decided on together, at most.
@@ -52,7 +52,7 @@ pub(crate) struct GroupActor {
     tick_due: bool,
     last_tick: Option<Instant>,
     provisioning: Provisioning,
-    crash_notice: CrashNotice,
+    _end_notice: EndNotice,
     _running: Running,
 }
 
@@ -83,7 +83,7 @@ impl GroupActor {
             let watch = ServiceWatch::new(shared.lease(), Instant::now());
             status.facts().in_service_from = Some(watch.in_service_from());
             GroupActor {
-                crash_notice: CrashNotice::new(&shared, group.clone(), generation),
+                _end_notice: EndNotice::new(&shared, group.clone(), generation),
                 memory: Some(Memory::new(watch)),
                 one_by_one: std::collections::VecDeque::new(),
                 timer: None,
@@ -320,7 +320,6 @@ impl GroupActor {
             };
             queued.answer(reply);
         }
-        self.crash_notice.not_needed();
         ctx.stop();
     }
 }

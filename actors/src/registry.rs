@@ -76,9 +76,9 @@ impl Registry {
         handle
     }
 
-    /// Puts a fresh actor in the place of one that crashed. It reloads everything from the store; what was
-    /// waiting still waits.
-    pub(crate) fn restart(&self, shared: &Arc<Shared>, group: &GroupKey, generation: u64) {
+    /// Puts a fresh actor in the place of one that has ended without closing its inbox. It reloads everything
+    /// from the store; what was waiting still waits.
+    pub(crate) fn restart_if_crashed(&self, shared: &Arc<Shared>, group: &GroupKey, generation: u64) {
         let Some(mut entry) = self.actors.get_mut(group) else { return };
         if entry.generation != generation || entry.inbox.is_closed() {
             return;
@@ -89,6 +89,7 @@ impl Registry {
         facts.in_turn = false;
         drop(facts);
         meter::restarted();
+        tracing::error!(%group, "the group's actor crashed; a fresh one takes over");
         start(shared, group, &entry);
     }
 

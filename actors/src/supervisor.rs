@@ -39,39 +39,32 @@ impl SupervisorLink {
     }
 }
 
-/// Tells the supervisor of an actor that ended without having said so: it panicked. An actix actor ends
-/// silently then, and its `Supervisor` would go on with the same, broken value.
-pub(crate) struct CrashNotice {
+/// Tells the supervisor that an actor has ended. One that had not closed its inbox panicked: an actix actor
+/// ends silently then, and actix' own `Supervisor` would go on with the same, broken value.
+pub(crate) struct EndNotice {
     shared: Weak<Shared>,
     group: GroupKey,
     generation: u64,
-    needed: bool,
 }
 
-impl CrashNotice {
+impl EndNotice {
     pub(crate) fn new(shared: &Arc<Shared>, group: GroupKey, generation: u64) -> Self {
-        CrashNotice { shared: Arc::downgrade(shared), group, generation, needed: true }
-    }
-
-    /// The actor ends in order.
-    pub(crate) fn not_needed(&mut self) {
-        self.needed = false;
+        EndNotice { shared: Arc::downgrade(shared), group, generation }
     }
 }
 
-impl Drop for CrashNotice {
+impl Drop for EndNotice {
     fn drop(&mut self) {
-        if self.needed
-            && let Some(shared) = self.shared.upgrade()
-        {
-            shared.supervisor.send(Crashed { group: self.group.clone(), generation: self.generation });
+        if let Some(shared) = self.shared.upgrade() {
+            let (group, generation) = (self.group.clone(), self.generation);
+            shared.supervisor.send(ActorEnded { group, generation });
         }
     }
 }
 
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Crashed {
+struct ActorEnded {
     group: GroupKey,
     generation: u64,
 }
@@ -135,15 +128,13 @@ impl Actor for Supervisor {
     }
 }
 
-impl Handler<Crashed> for Supervisor {
+impl Handler<ActorEnded> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, Crashed { group, generation }: Crashed, _: &mut Self::Context) {
-        if self.shared.gate.is_terminating() {
-            return;
+    fn handle(&mut self, ActorEnded { group, generation }: ActorEnded, _: &mut Self::Context) {
+        if !self.shared.gate.is_terminating() {
+            self.shared.registry.restart_if_crashed(&self.shared, &group, generation);
         }
-        tracing::error!(%group, "the group's actor crashed; a fresh one takes over");
-        self.shared.registry.restart(&self.shared, &group, generation);
     }
 }
 

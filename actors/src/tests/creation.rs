@@ -1,5 +1,7 @@
 //! Creating streams and groups (protocol 3, 6, 8).
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use rsc_protocol::Status;
 use rsc_protocol::admin::GroupState;
@@ -258,7 +260,7 @@ fn an_undone_creation_does_not_forget_what_the_deleted_group_had_reached() {
 fn a_creation_with_lost_answers_is_complete_or_leaves_nothing() {
     in_system(async {
         let server = RedisServer::start();
-        let store = TestStore::new(server.store());
+        let store = TestStore::new(server.store_with(Duration::from_secs(3_600)));
         let coordinator = start(patient("a"), &store);
         let goes_well = [
             ("create", Fault::LostAfter),

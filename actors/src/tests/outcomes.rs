@@ -1,5 +1,7 @@
 //! The four outcomes of a commit (protocol 2), with faults in front of a real Redis.
 
+use std::time::Duration;
+
 use rsc_core::Group;
 use rsc_protocol::Status;
 
@@ -23,7 +25,8 @@ fn essence(group: &Group) -> Essence {
 }
 
 async fn with_one_member(server: &RedisServer) -> (std::sync::Arc<TestStore>, Coordinator, Member) {
-    let store = TestStore::new(server.store());
+    // Whatever keeps a mutex by mistake keeps it longer than a test lasts.
+    let store = TestStore::new(server.store_with(Duration::from_secs(3_600)));
     let coordinator = start(patient("a"), &store);
     create(&coordinator, &orders(), 4).await;
     let mut member = Member::new("m1");
@@ -191,16 +194,36 @@ fn a_lost_answer_that_cannot_be_looked_up_is_no_success() {
 }
 
 #[test]
+fn a_lost_answer_that_cannot_be_looked_up_because_the_mutex_is_busy_is_no_retry() {
+    in_system(async {
+        let server = RedisServer::start();
+        let (store, coordinator, _) = with_one_member(&server).await;
+        store.hold("lost");
+        store.fail_next("commit", Fault::LostAfter);
+        let beat = {
+            let (coordinator, mut joining) = (coordinator.clone(), Member::new("m2"));
+            tokio::task::spawn_local(async move { joining.beat(&coordinator, &orders()).await })
+        };
+        eventually("the commit is made", || async { store.calls("lost") == 1 }).await;
+        let mutex = rsc_protocol::keys::Keys::default().mutex(&orders());
+        let _: () = server.run(redis::cmd("SET").arg(&mutex).arg("another:token"));
+        store.let_go("lost");
+        assert_eq!(
+            code(beat.await.unwrap()),
+            "REDIS_UNAVAILABLE",
+            "RETRY would say that nothing was applied"
+        );
+    });
+}
+
+#[test]
 fn an_enter_whose_answer_is_lost_does_not_lock_the_group_out() {
     in_system(async {
         let server = RedisServer::start();
         let (store, coordinator, mut m1) = with_one_member(&server).await;
         store.fail_next("enter", Fault::LostAfter);
         assert_eq!(code(m1.beat(&coordinator, &orders()).await), "REDIS_UNAVAILABLE");
-        let began = std::time::Instant::now();
         m1.beat_ok(&coordinator, &orders()).await;
-        let mutex_ttl = super::settings("a").mutex_ttl;
-        assert!(began.elapsed() < mutex_ttl / 2, "the lost token is taken over, not waited for");
     });
 }
 

@@ -70,8 +70,12 @@ impl RedisServer {
 
     /// A store on this server.
     pub(crate) fn store(&self) -> Arc<RedisStore> {
-        let settings =
-            RedisSettings { mutex_ttl: super::settings("any").mutex_ttl, ..RedisSettings::new(self.url()) };
+        self.store_with(super::settings("any").mutex_ttl)
+    }
+
+    /// A store whose mutexes last as long as that: longer than any test, nobody can just wait for one.
+    pub(crate) fn store_with(&self, mutex_ttl: Duration) -> Arc<RedisStore> {
+        let settings = RedisSettings { mutex_ttl, ..RedisSettings::new(self.url()) };
         Arc::new(RedisStore::new(&settings).unwrap())
     }
 

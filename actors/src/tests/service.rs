@@ -52,7 +52,7 @@ async fn assert_nobody_is_gone(coordinator: &Coordinator) {
 #[test]
 fn silent_members_of_an_instance_in_service_do_expire() {
     in_system(async {
-        let coordinator = start(with_lease(500), &memory_store());
+        let coordinator = start(with_lease(1_000), &memory_store());
         let (mut m1, _) = two_members(&coordinator).await;
         eventually("m2 is expired and m1 has everything", async || {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -105,9 +105,9 @@ fn an_outage_of_redis_expires_nobody() {
 fn a_rollback_of_redis_expires_nobody_and_is_counted() {
     in_system(async {
         metrics::record();
-        let lease = Duration::from_millis(500);
+        let lease = Duration::from_millis(1_000);
         let server = RedisServer::start();
-        let coordinator = start(with_lease(500), &server.store());
+        let coordinator = start(with_lease(1_000), &server.store());
         let (mut m1, mut m2) = two_members(&coordinator).await;
         let regressions = metrics::counter("rsc_metadata_version_regression_total");
         let metadata = Keys::default().metadata(&orders());
@@ -177,7 +177,7 @@ fn members_from_a_lost_future_are_brought_back_by_a_coordinator_that_saw_nothing
 fn another_instances_commits_are_no_rollback() {
     in_system(async {
         let server = RedisServer::start();
-        let (one, other) = (start(with_lease(500), &server.store()), start(patient("b"), &server.store()));
+        let (one, other) = (start(with_lease(1_000), &server.store()), start(patient("b"), &server.store()));
         let (mut m1, mut m2) = two_members(&one).await;
         for _ in 0..10 {
             m1.beat_ok(&other, &orders()).await;
