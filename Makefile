@@ -26,7 +26,7 @@ test: test-needs
 	fi
 
 test-needs:
-	@scripts/need-redis-server
+	@scripts/need-test-tools
 
 verify:
 	@scripts/unchanged-tree $(MAKE) --no-print-directory check

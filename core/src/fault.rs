@@ -1,5 +1,5 @@
 //! Rules taken out on purpose, one at a time, so that the simulation can prove that it would notice. Only
-//! with the feature `faults`; without it `planted!` is the constant `false` and nothing of this exists.
+//! with the feature `faults`; without it `planted!` is `false` and nothing of this exists.
 
 #[cfg(feature = "faults")]
 macro_rules! planted {
@@ -11,8 +11,15 @@ macro_rules! planted {
 #[cfg(not(feature = "faults"))]
 macro_rules! planted {
     ($fault:ident) => {
-        false
+        $crate::fault::nothing_is_planted()
     };
+}
+
+/// A call and not the literal, so that the conditions around it read the same with and without the feature.
+#[cfg(not(feature = "faults"))]
+#[inline]
+pub(crate) const fn nothing_is_planted() -> bool {
+    false
 }
 
 #[cfg(feature = "faults")]

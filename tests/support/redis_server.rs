@@ -142,7 +142,7 @@ fn spawn(port: u16, directory: &TempDir) -> Child {
         .stderr(Stdio::null())
         .spawn()
         .unwrap_or_else(|error| {
-            panic!("redis-server cannot be started ({error}): see scripts/need-redis-server")
+            panic!("redis-server cannot be started ({error}): see scripts/need-test-tools")
         })
 }
 
