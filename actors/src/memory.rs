@@ -61,6 +61,7 @@ impl Memory {
     pub(crate) fn forget_group(&mut self) {
         self.known = None;
         self.last_known = None;
+        self.lost_writes = None;
         self.exists = false;
     }
 
