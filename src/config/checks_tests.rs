@@ -38,11 +38,11 @@ fn relations_hold_up_to_their_border() {
 
 #[test]
 fn command_timeout_shorter_than_the_mutex_ttl() {
-    let mutex = ("RSC_COORDINATION__MUTEX_TTL", "2001ms");
+    let mutex = ("RSC_COORDINATION__MUTEX_TTL", "1501ms");
     with(&[mutex]);
-    let found = refusal(&[("RSC_COORDINATION__MUTEX_TTL", "2s")]);
+    let found = refusal(&[("RSC_COORDINATION__MUTEX_TTL", "1500ms")]);
     assert!(
-        found.starts_with("redis.command-timeout (built-in default): 2s is not shorter than the mutex TTL"),
+        found.starts_with("redis.command-timeout (built-in default): 1s 500ms is not shorter than the mutex TTL"),
         "{found}"
     );
 }
