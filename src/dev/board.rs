@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use super::consumer::Report;
-use super::membership::{Event, Shards};
+use super::consumer::{News, Report, Shards};
 
 /// What the screen says about one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,27 +147,27 @@ impl Board {
         if report.over {
             seat.presence = Presence::Away;
         }
-        report.events.iter().flat_map(|event| self.tell(report.index, event, now)).collect()
+        report.news.iter().flat_map(|news| self.tell(report.index, news, now)).collect()
     }
 
-    fn tell(&mut self, index: usize, event: &Event, now: Instant) -> Vec<Line> {
+    fn tell(&mut self, index: usize, news: &News, now: Instant) -> Vec<Line> {
         let name = self.seats[index].name.clone();
         let line = |mark, text: String| vec![Line::new(mark, text)];
-        match event {
-            Event::Joined(epoch) => line(Mark::Came, format!("{name} joined with epoch {epoch}")),
-            Event::Started(shards) => self.tell_started(index, shards, now),
-            Event::AskedToDrain(shards) => {
+        match news {
+            News::Joined(epoch) => line(Mark::Came, format!("{name} joined with epoch {epoch}")),
+            News::Started(shards) => self.tell_started(index, shards, now),
+            News::AskedToDrain(shards) => {
                 line(Mark::HandOver, format!("{name} is asked to drain {}", list(shards)))
             }
-            Event::GaveBack(shards) => {
+            News::GaveBack(shards) => {
                 line(Mark::HandOver, format!("{name} has drained and given back {}", list(shards)))
             }
-            Event::Fenced(why) => line(Mark::Trouble, format!("{name} was fenced and stops: {why}")),
-            Event::LeaseOver => {
+            News::Fenced(why) => line(Mark::Trouble, format!("{name} was fenced and stops: {why}")),
+            News::LeaseOver => {
                 line(Mark::Trouble, format!("{name} heard nothing for a lease: it stops reading"))
             }
-            Event::Left => line(Mark::Went, format!("{name} left, with everything given back")),
-            Event::Refused(why) => line(Mark::Trouble, format!("{name} gives up: {why}")),
+            News::Left => line(Mark::Went, format!("{name} left, with everything given back")),
+            News::Refused(why) => line(Mark::Trouble, format!("{name} gives up: {why}")),
         }
     }
 

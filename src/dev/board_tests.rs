@@ -15,11 +15,11 @@ impl Bench {
         Bench { board, now: Instant::now() }
     }
 
-    fn says(&mut self, index: usize, reading: &[u32], draining: &[u32], events: &[Event]) -> Vec<String> {
+    fn says(&mut self, index: usize, reading: &[u32], draining: &[u32], news: &[News]) -> Vec<String> {
         let report = Report {
             index,
             start: 1,
-            events: events.to_vec(),
+            news: news.to_vec(),
             reading: reading.iter().copied().collect(),
             draining: draining.iter().copied().collect(),
             lease_ends: Some(self.now + Duration::from_secs(6)),
@@ -29,7 +29,7 @@ impl Bench {
     }
 
     fn starts(&mut self, index: usize, shards: &[u32]) -> Vec<String> {
-        self.says(index, shards, &[], &[Event::Started(shards.iter().copied().collect())])
+        self.says(index, shards, &[], &[News::Started(shards.iter().copied().collect())])
     }
 
     fn cells(&self) -> Vec<Cell> {
@@ -57,7 +57,7 @@ fn what_a_crashed_consumer_had_is_shown_until_somebody_else_reads_it() {
     bench.starts(0, &[0, 1]);
     let line = bench.board.crashed(0, bench.now).text;
     assert!(line.contains("its lease must run out first (6.0 s)"), "{line}");
-    assert_eq!(bench.says(0, &[], &[], &[Event::Left]), [""; 0], "its last words are dropped");
+    assert_eq!(bench.says(0, &[], &[], &[News::Left]), [""; 0], "its last words are dropped");
     bench.now += Duration::from_secs(6);
     assert_eq!(bench.cells(), [Cell::Crashed(0), Cell::Crashed(0)]);
     assert_eq!(bench.starts(1, &[0]), ["0 moved from a to b"]);

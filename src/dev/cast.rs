@@ -1,8 +1,9 @@
 //! The three consumers and what happens to them: one leaves and returns, one crashes and returns, then the
 //! next two, for ever.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use rsc_client::decision::Settings;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -58,7 +59,7 @@ struct Running {
 pub(crate) struct Cast {
     group_url: String,
     http: reqwest::Client,
-    interval: Duration,
+    settings: Settings,
     records: Option<Records>,
     reports: mpsc::UnboundedSender<Report>,
     running: [Option<Running>; NAMES.len()],
@@ -70,11 +71,11 @@ impl Cast {
     pub(crate) fn new(
         group_url: String,
         http: reqwest::Client,
-        interval: Duration,
+        settings: Settings,
         records: Option<Records>,
         reports: mpsc::UnboundedSender<Report>,
     ) -> Self {
-        Cast { group_url, http, interval, records, reports, running: [const { None }; NAMES.len()] }
+        Cast { group_url, http, settings, records, reports, running: [const { None }; NAMES.len()] }
     }
 
     /// Does `act` to a consumer; what cannot be done to it now is passed over.
@@ -97,13 +98,14 @@ impl Cast {
         let consumer = Consumer {
             index,
             start: board.started(index),
+            member_id: NAMES[index],
             url: format!("{}/members/{}/heartbeat", self.group_url, NAMES[index]),
             http: self.http.clone(),
             records: self.records.clone(),
             reports: self.reports.clone(),
         };
         let (leave, asked_to_leave) = watch::channel(false);
-        let task = tokio::spawn(consumer.run(NAMES[index], self.interval, asked_to_leave));
+        let task = tokio::spawn(consumer.run(self.settings.clone(), asked_to_leave));
         self.running[index] = Some(Running { leave, task });
         None
     }

@@ -4,7 +4,6 @@
 mod board;
 mod cast;
 mod consumer;
-mod membership;
 mod private_redis;
 mod records;
 mod screen;
@@ -19,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use reqwest::StatusCode;
+use rsc_client::decision::Settings;
 use rsc_protocol::admin::CreateStreamRequest;
 use tokio::time::{Instant, sleep};
 
@@ -150,8 +150,12 @@ async fn show(
         let mut screen = Screen::new();
         screen.say(&introduction(&config.coordination, running.address, store));
         let group_url = format!("{api}/streams/{STREAM}/groups/{GROUP}");
-        let interval = config.coordination.heartbeat_interval;
-        Stage::new(screen, http, group_url, interval, records).play(arguments.seconds, redis, signals).await;
+        let settings = Settings {
+            heartbeat_interval: config.coordination.heartbeat_interval,
+            assumed_lease: config.coordination.member_lease_ttl,
+            ..Settings::default()
+        };
+        Stage::new(screen, http, group_url, settings, records).play(arguments.seconds, redis, signals).await;
         Ok(())
     }
     .await;

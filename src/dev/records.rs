@@ -13,7 +13,7 @@ use rsc_protocol::keys::shard_key;
 use rsc_protocol::routing::ProducerRouting;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::membership::Shards;
+use super::consumer::Shards;
 use super::{GROUP, STREAM};
 
 /// One record in so long.

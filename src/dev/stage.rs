@@ -3,6 +3,7 @@
 use std::future::pending;
 use std::time::{Duration, Instant};
 
+use rsc_client::decision::Settings;
 use rsc_protocol::admin::GroupResponse;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -41,7 +42,7 @@ impl Stage {
         screen: Screen,
         http: reqwest::Client,
         group_url: String,
-        heartbeat_interval: Duration,
+        settings: Settings,
         records: Option<Records>,
     ) -> Self {
         let (speak, reports) = mpsc::unbounded_channel();
@@ -54,7 +55,7 @@ impl Stage {
         Stage {
             screen,
             board: Board::new(&NAMES, SHARDS),
-            cast: Cast::new(group_url, http, heartbeat_interval, records.clone(), speak),
+            cast: Cast::new(group_url, http, settings, records.clone(), speak),
             reports,
             group_state,
             records,

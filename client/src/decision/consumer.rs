@@ -202,6 +202,12 @@ impl Consumer {
         self.lease.runs(now)
     }
 
+    /// Until when the consumer may read; `None` without a lease.
+    #[must_use]
+    pub fn lease_until(&self) -> Option<Duration> {
+        self.lease.until()
+    }
+
     /// Every shard the consumer has to do with, and what it does with each.
     pub fn shards(&self) -> impl Iterator<Item = (u32, Work)> + '_ {
         self.shards.iter()
