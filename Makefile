@@ -20,9 +20,9 @@ dev:
 test: test-needs
 	$(CARGO) test --locked --workspace --doc --quiet
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-	  set -x; $(CARGO) nextest run --locked --workspace; \
+	  set -x; $(CARGO) nextest run --locked --workspace --no-fail-fast; \
 	else \
-	  set -x; $(CARGO) test --locked --workspace --lib --bins --tests; \
+	  set -x; $(CARGO) test --locked --workspace --no-fail-fast --lib --bins --tests; \
 	fi
 
 test-needs:
