@@ -12,7 +12,7 @@ use crate::turn::{Transition, Turn};
 use crate::{handover, holds, membership, ownership};
 
 pub(crate) use crate::lost_claims::{
-    freeze_holds, has_own_hold, hold_claims_of_member, hold_stranger, is_nobodys_target, lift_own_holds,
+    freeze_holds, hold_claims_of_member, hold_stranger, is_nobodys_target, lift_own_holds, own_holds,
 };
 use crate::lost_claims::{is_own_round_hold, stop_at_their_ends};
 
@@ -65,12 +65,34 @@ pub(crate) fn begin_for(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
     if is_starter && !planted!(StartersForgotten) {
         return;
     }
+    if has_begun_too_many(turn, request) {
+        return;
+    }
     turn.group.correction_starters.push(CorrectionStarter {
         member_id: request.member_id.clone(),
         instance_id: request.instance_id.clone(),
         started_at: turn.now,
     });
     begin(turn, request.metadata_version);
+}
+
+/// Whoever invents a new name with each message must not keep a group in a young round for ever, nor fill the
+/// record: what members that are not on record, or ever new incarnations of one that is, show beyond these
+/// numbers within the retention is counted and begins nothing. The actor and the members still do.
+fn has_begun_too_many(turn: &Turn<'_>, request: &HeartbeatRequest) -> bool {
+    const BY_STRANGERS: usize = 64;
+    const BY_INCARNATIONS_OF_ONE: usize = 16;
+    let starters = turn.group.correction_starters.iter();
+    match turn.member(&request.member_id) {
+        None => {
+            let of_strangers = starters.filter(|starter| turn.member(&starter.member_id).is_none());
+            of_strangers.count() >= BY_STRANGERS
+        }
+        Some(member) => {
+            let of_member = starters.filter(|starter| starter.member_id == request.member_id);
+            member.instance_id != request.instance_id && of_member.count() >= BY_INCARNATIONS_OF_ONE
+        }
+    }
 }
 
 /// A round begins, or what it knows begins anew: age, acknowledgements, the holds' "once".

@@ -101,6 +101,9 @@ pub enum HoldCause {
     Superseded,
     /// Claimed by a party that speaks from a future that Redis lost (protocol 5).
     LostFuture,
+    /// A cause that a newer version knows.
+    #[serde(other)]
+    Other,
 }
 
 /// A running correction round: Redis lost writes, and everybody is brought back to what it still has

@@ -4,10 +4,11 @@
 //! (the state, 1 and 3), [`mod@decide`] (the list of 4.1 in its order), `membership` (4.1.4-8), `ownership`
 //! (4.1.9-10), `handover` (4.2), `holds` (4.3), [`assignment`] (4.4), `correction` and
 //! `lost_claims` (5), `maintenance` (4.1.1), `view` (what a member is answered), [`succession`] (5, the actor's
-//! own evidence), [`lifecycle`] (3), [`record`] (2), [`validate`] (the invariants).
+//! own evidence), [`lifecycle`] (3), [`record`] and [`aggregate`] (2), [`validate`] (the invariants).
 
 #[macro_use]
 pub mod fault;
+pub mod aggregate;
 pub mod assignment;
 mod correction;
 pub mod decide;

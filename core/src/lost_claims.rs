@@ -11,6 +11,10 @@ use crate::settings::millis;
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
 
+/// Rows that a round holds at most, beyond four for each shard of the read set: who invents claims must not fill
+/// the record. While strangers speak the round is young, and a young round grants nothing anyway.
+const ROWS_BEYOND: usize = 4_096;
+
 /// What a party claims that speaks from a lost future and is not answered by the round: unknown, expired,
 /// fenced or superseded. Held for one lease, once per round.
 pub(crate) fn hold_stranger(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
@@ -58,7 +62,9 @@ fn set_holds(
             found.insert(hold.shard_index);
         }
     }
-    for shard_index in shards.minus(&found).iter() {
+    let rows = turn.group.holds.iter().filter(|hold| hold.cause == HoldCause::LostFuture).count();
+    let room = (4 * turn.group.read_set().len() + ROWS_BEYOND).saturating_sub(rows);
+    for shard_index in shards.minus(&found).iter().take(room) {
         turn.group.holds.push(Hold {
             shard_index,
             member_id: request.member_id.clone(),
@@ -76,23 +82,26 @@ fn set_holds(
 
 /// In the target of `id`, held by no other live member, and not on hold for another party.
 pub(crate) fn is_nobodys_target(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
-    let on_hold_for_another = turn.group.holds.iter().any(|hold| {
-        hold.shard_index == shard
-            && turn.group.hold_end(hold) > turn.now
-            && !is_own_round_hold(turn, hold, id)
-    });
+    let is_on_hold_for_another = || {
+        turn.group.holds.iter().any(|hold| {
+            hold.shard_index == shard
+                && turn.group.hold_end(hold) > turn.now
+                && !is_own_round_hold(turn, hold, id)
+        })
+    };
     turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
         && !turn.is_held_by_another(id, shard)
-        && !on_hold_for_another
+        && !is_on_hold_for_another()
 }
 
 pub(crate) fn is_own_round_hold(turn: &Turn<'_>, hold: &Hold, id: &str) -> bool {
     hold.moves && hold.member_id == id && turn.member(id).is_some_and(Member::is_live)
 }
 
-/// Whether a round set a hold on `shard` for this very incarnation (protocol 4.1.9).
-pub(crate) fn has_own_hold(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
-    turn.group.holds.iter().any(|hold| hold.shard_index == shard && is_own_round_hold(turn, hold, id))
+/// The shards that a round holds for this very incarnation (protocol 4.1.9).
+pub(crate) fn own_holds(turn: &Turn<'_>, id: &str) -> ShardSet {
+    let own = turn.group.holds.iter().filter(|hold| is_own_round_hold(turn, hold, id));
+    own.map(|hold| hold.shard_index).collect()
 }
 
 /// Holds what the accepted incarnation claims and Redis does not give it, and remembers what its last report

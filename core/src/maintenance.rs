@@ -1,5 +1,7 @@
 //! What time alone does (protocol 4.1 rule 1).
 
+use std::collections::BTreeSet;
+
 use rsc_protocol::admin::MemberState;
 
 use crate::group::HoldCause;
@@ -7,6 +9,9 @@ use crate::member::{Member, Termination};
 use crate::settings::millis;
 use crate::turn::Turn;
 use crate::{correction, holds, membership};
+
+/// Terminal members that a record remembers at most, whatever the retention.
+const TERMINAL_REMEMBERED: usize = 1_000;
 
 /// Expires live members whose lease is over, fences stuck drainers, prunes old terminal members, unless this
 /// instance has been out of service; keeps the recorded routing lease true (protocol 7).
@@ -61,6 +66,7 @@ fn prune(turn: &mut Turn<'_>) {
     let over = members_where(turn, |member| {
         !member.is_live() && member.terminated_at.is_none_or(|at| now.since(at) >= retention)
     });
+    let over = over.into_iter().chain(beyond_memory(turn)).collect::<BTreeSet<_>>();
     for id in over {
         turn.group.members.remove(&id);
         turn.group.correction_starters.retain(|starter| starter.member_id != id);
@@ -68,6 +74,21 @@ fn prune(turn: &mut Turn<'_>) {
         turn.removed.push(id);
         turn.structural = true;
     }
+}
+
+/// The oldest terminal members beyond what a record remembers: clients that come and go under ever new names
+/// must not fill it within the retention.
+fn beyond_memory(turn: &Turn<'_>) -> Vec<String> {
+    let mut terminal: Vec<_> = turn
+        .group
+        .members
+        .iter()
+        .filter(|(_, member)| !member.is_live())
+        .map(|(id, member)| (member.terminated_at, id))
+        .collect();
+    let beyond = terminal.len().saturating_sub(TERMINAL_REMEMBERED);
+    terminal.sort_unstable();
+    terminal.into_iter().take(beyond).map(|(_, id)| id.clone()).collect()
 }
 
 /// Raises the recorded routing lease before a longer one is handed out, and lowers it only once the longest

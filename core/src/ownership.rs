@@ -91,12 +91,12 @@ fn illegal_claims(turn: &Turn<'_>, request: &HeartbeatRequest, report: &Report) 
         return ShardSet::new();
     };
     let in_round = correction::is_on(turn);
+    let own_holds = if in_round { correction::own_holds(turn, id) } else { ShardSet::new() };
     report
         .claims()
         .filter(|shard| {
-            let held_for_it = in_round
-                && (correction::has_own_hold(turn, id, *shard)
-                    || correction::is_nobodys_target(turn, id, *shard));
+            let held_for_it =
+                in_round && (own_holds.contains(*shard) || correction::is_nobodys_target(turn, id, *shard));
             !member.holds(*shard) && !held_for_it && !handover::is_grantable(turn, id, *shard)
         })
         .collect()

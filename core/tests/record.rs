@@ -404,3 +404,32 @@ fn numbers_that_nobody_has_written_are_refused_not_computed_with() {
         assert!(error.to_string().contains("out of range"), "{field}: {error}");
     }
 }
+
+#[test]
+fn a_number_that_the_scripts_would_compare_otherwise_is_refused() {
+    let bench = Bench::new(2);
+    for (field, value) in
+        [("revision", "+2"), ("revision", "02"), ("liveRevision", " 2"), ("liveRevision", "2 ")]
+    {
+        let mut fields = bench.fields.clone();
+        fields.insert(field.to_owned(), value.as_bytes().to_vec());
+        let error = rsc_core::load(&bench.key, &fields, &bench.settings).expect_err(value);
+        assert!(error.to_string().contains(field), "{error}");
+    }
+}
+
+#[test]
+fn causes_that_a_newer_version_knows_make_no_record_unreadable() {
+    let mut bench = Bench::new(2);
+    let mut p = Client::new("p", "p-1");
+    settle(&mut bench, &mut [&mut p]);
+    let mut aggregate: serde_json::Value = serde_json::from_slice(&bench.fields["aggregate"]).unwrap();
+    aggregate["members"]["p"]["termination"] = serde_json::json!("EATEN_BY_BEARS");
+    aggregate["holds"] = serde_json::json!([
+        {"shardIndex": 1, "memberId": "q", "cause": "FUTURE_CAUSE", "until": bench.now.plus(LEASE)}
+    ]);
+    bench.fields.insert("aggregate".to_owned(), aggregate.to_string().into_bytes());
+    let group = bench.group();
+    assert!(group.is_on_hold(1, bench.now), "whatever it is about, it holds");
+    assert_eq!(group.members["p"].termination, None);
+}

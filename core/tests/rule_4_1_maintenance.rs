@@ -309,3 +309,22 @@ fn protocol_7_a_longer_routing_lease_is_recorded_before_it_is_used_and_lowered_o
     bench.tick();
     assert_eq!(bench.group().max_routing_cache_ttl_ms, 10_000);
 }
+
+#[test]
+fn rule_4_1_1_members_that_come_and_go_under_new_names_do_not_fill_the_record() {
+    let mut bench = Bench::new(2);
+    for number in 0..1_010 {
+        let id = format!("passer-by-{number:04}");
+        let join = bench.request(&id);
+        let joined = bench.send(join);
+        let leave = bench.request(&id).epoch(-1).version(joined.metadata_version);
+        bench.send(leave);
+        bench.pass(1);
+    }
+    bench.tick();
+    let group = bench.group();
+    assert_eq!(group.members.len(), 1_000);
+    assert!(!group.members.contains_key("passer-by-0009"), "the oldest go first");
+    assert!(group.members.contains_key("passer-by-1009"));
+    assert!(!bench.fields.contains_key("live:passer-by-0009"));
+}

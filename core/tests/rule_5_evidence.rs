@@ -323,3 +323,38 @@ fn rule_5_evidence_of_the_second_of_a_batch_answers_the_first_too() {
         assert_eq!(answer.status, Status::SyncMetadata, "computed from the final state");
     }
 }
+
+#[test]
+fn ever_new_names_begin_a_bounded_number_of_rounds_and_hold_a_bounded_number_of_shards() {
+    let mut bench = Bench::new(4);
+    let mut p = Client::new("p", "p-1");
+    settle(&mut bench, &mut [&mut p]);
+    let ahead = bench.group().metadata_version + 10;
+    let claims: Vec<u32> = (0..2_000).collect();
+    let mut begun = 0;
+    for stranger in 0..200 {
+        let request = bench.request(&format!("stranger-{stranger}")).epoch(5).version(ahead).owned(&claims);
+        bench.send(request);
+        begun += bench.counts.last().unwrap().corrections_begun;
+    }
+    assert_eq!(begun, 64);
+    let rows = bench.group().holds.len();
+    assert!(rows <= 4 * 4 + 4_096, "{rows}");
+    // The same from one name with ever new incarnations.
+    for incarnation in 0..100 {
+        let request = bench.request("p").epoch(1).version(ahead).instance(&format!("p-x{incarnation}"), 1);
+        bench.send(request);
+        begun += bench.counts.last().unwrap().corrections_begun;
+    }
+    assert!(begun <= 64 + 17, "{begun}");
+    assert!(bench.group().correction_starters.len() <= 64 + 17);
+    // The group comes out of it although somebody goes on speaking so.
+    let bound = bench.now.plus(2 * LEASE + REBALANCE);
+    while bench.group().metadata_correction.is_some() {
+        assert!(bench.now < bound, "frozen");
+        let request = bench.request("stranger-new").epoch(5).version(ahead).owned(&claims);
+        bench.send(request);
+        p.beat(&mut bench);
+        bench.pass(1_000);
+    }
+}
