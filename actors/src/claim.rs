@@ -9,7 +9,7 @@ use rsc_store::{Found, MutexToken, Outcome, StoreError};
 use tokio::sync::oneshot;
 
 use crate::deciding::{Decided, context, decide_on, tell};
-use crate::inbox::{Answered, NotQueued, Request};
+use crate::inbox::{Answered, Closed, NotQueued, Request};
 use crate::memory::Memory;
 use crate::meter;
 use crate::refusal::Refusal;
@@ -30,26 +30,65 @@ pub(crate) struct Claim {
     tombstone: Option<Tombstone>,
 }
 
+/// Attempts at a claim whose answers were lost: each of them may have made it.
+#[derive(Default)]
+struct Lost {
+    tokens: Vec<MutexToken>,
+    /// One of them has made it.
+    is_ours: bool,
+}
+
 /// Claims the key of a group that does not exist.
 pub(crate) async fn claim(
     shared: &Arc<Shared>,
     group: &GroupKey,
     shard_count: u32,
 ) -> Result<Claim, Refusal> {
+    let mut lost = Lost::default();
+    let result = try_claim(shared, group, shard_count, &mut lost).await;
+    if result.is_err() && !lost.tokens.is_empty() {
+        for token in &lost.tokens {
+            give_up(shared, group, token).await;
+        }
+        // Only where the record is known to be there: an entry without one would be a group that went missing.
+        // Otherwise the group's actor looks, as soon as Redis lets it, and lets go if there is nothing.
+        if lost.is_ours
+            && let Err(error) = shared.store.index_add(group).await
+        {
+            tracing::debug!(%group, %error, "the supervisor will put the group into the index");
+        }
+        hand_over(shared, group);
+    }
+    result
+}
+
+/// Leaves a creation that this task cannot finish to the group's actor.
+fn hand_over(shared: &Arc<Shared>, group: &GroupKey) {
+    shared.registry.ensure(shared, group).inbox.nudge();
+}
+
+async fn try_claim(
+    shared: &Arc<Shared>,
+    group: &GroupKey,
+    shard_count: u32,
+    lost: &mut Lost,
+) -> Result<Claim, Refusal> {
     let deadline = Instant::now() + shared.settings.mutex_acquire_timeout;
-    let token = MutexToken::fresh(&shared.settings.instance_id);
     let metadata_token = Shared::metadata_token();
     let mut pause = Pause::new();
     let mut unknowns = 0;
     let mut tombstone_read = None;
     loop {
+        // A fresh one each time: an attempt that arrives late must not pass for its successor.
+        let token = MutexToken::fresh(&shared.settings.instance_id);
         let (now, tombstone) = match look_at_key(shared, group, &metadata_token).await? {
             Key::Free { now, tombstone } => (now, tombstone),
             // Our own creation, whose answer was lost. It counts if nobody has entered since.
             Key::Ours { now, loaded } => {
-                if !matches!(shared.store.renew(group, &token).await, Ok(true)) {
+                lost.is_ours = true;
+                let Some(token) = still_held(shared, group, &lost.tokens).await else {
                     return Err(Refusal::busy(group));
-                }
+                };
                 let (group, stamp) = (loaded.group, loaded.stamp);
                 return index(shared, Claim { group, token, stamp, now, tombstone: tombstone_read }).await;
             }
@@ -72,6 +111,7 @@ pub(crate) async fn claim(
             }
             Outcome::Unknown(error) => {
                 unknowns += 1;
+                lost.tokens.push(token);
                 tracing::warn!(%group, %error, "the answer to a creation was lost; looking what is stored");
                 if unknowns > UNKNOWNS_BORNE {
                     return Err(Refusal::store(&error));
@@ -80,6 +120,16 @@ pub(crate) async fn claim(
             Outcome::NotApplied(error) => return Err(failed(group, &error)),
         }
     }
+}
+
+/// Which of the tokens holds the mutex; renewed for another TTL.
+async fn still_held(shared: &Shared, group: &GroupKey, tokens: &[MutexToken]) -> Option<MutexToken> {
+    for token in tokens.iter().rev() {
+        if matches!(shared.store.renew(group, token).await, Ok(true)) {
+            return Some(token.clone());
+        }
+    }
+    None
 }
 
 fn failed(group: &GroupKey, error: &StoreError) -> Refusal {
@@ -97,7 +147,8 @@ enum Key {
 async fn look_at_key(shared: &Shared, group: &GroupKey, own_token: &str) -> Result<Key, Refusal> {
     match shared.store.read(group).await.map_err(|error| failed(group, &error))? {
         Found::Missing { now, tombstone } => {
-            if tombstone.is_none() && is_expected(shared, group).await? {
+            let was_deleted = tombstone.as_ref().is_some_and(|tombstone| tombstone.is_of(group));
+            if !was_deleted && is_expected(shared, group).await? {
                 return Err(Refusal::missing(group));
             }
             Ok(Key::Free { now, tombstone })
@@ -123,7 +174,7 @@ async fn look_at_key(shared: &Shared, group: &GroupKey, own_token: &str) -> Resu
     }
 }
 
-/// Whether a key that is missing without a tombstone should be there (protocol 3).
+/// Whether a key that is missing without a tombstone of this group should be there (protocol 3).
 async fn is_expected(shared: &Shared, group: &GroupKey) -> Result<bool, Refusal> {
     if shared.registry.is_known_to_exist(group) {
         return Ok(true);
@@ -151,7 +202,7 @@ async fn index(shared: &Arc<Shared>, claim: Claim) -> Result<Claim, Refusal> {
 
 /// Takes claims back, the newest first. What cannot be undone now stays as a group whose creation was cut
 /// short, and is completed by whoever loads it.
-pub(crate) async fn undo(shared: &Shared, claims: Vec<Claim>) {
+pub(crate) async fn undo(shared: &Arc<Shared>, claims: Vec<Claim>) {
     for claim in claims.into_iter().rev() {
         let group = &claim.group.key;
         // Where there was a tombstone there is one again, and it says at least what this group had reached.
@@ -169,9 +220,12 @@ pub(crate) async fn undo(shared: &Shared, claims: Vec<Claim>) {
             }
             Outcome::Conflict(conflict) => {
                 tracing::warn!(%group, ?conflict, "a creation could not be undone; it will be completed");
+                hand_over(shared, group);
             }
             Outcome::Unknown(error) | Outcome::NotApplied(error) => {
                 tracing::warn!(%group, %error, "a creation could not be undone; it will be completed");
+                give_up(shared, group, &claim.token).await;
+                hand_over(shared, group);
             }
         }
     }
@@ -207,7 +261,7 @@ pub(crate) async fn admit(shared: &Arc<Shared>, claim: Claim) -> Result<Group, R
         }
         Outcome::NotApplied(error) => {
             give_up(shared, &key, &token).await;
-            shared.registry.ensure(shared, &key).inbox.nudge();
+            hand_over(shared, &key);
             Err(failed(&key, &error))
         }
     }
@@ -226,7 +280,9 @@ async fn admit_by_turn(shared: &Arc<Shared>, group: &GroupKey) -> Result<Group, 
     match handle.inbox.push(Request::Command(Command::Provisioned), reply) {
         Ok(()) => {}
         Err(NotQueued::Full) => return Err(Refusal::overloaded(group, shared.settings.mailbox_capacity)),
-        Err(NotQueued::Closed(..)) => return Err(Refusal::terminating()),
+        Err(NotQueued::Closed(Closed::Terminating, ..)) => return Err(Refusal::terminating()),
+        // Its actor has just found that there is no such group: somebody was faster in deleting it.
+        Err(NotQueued::Closed(Closed::Gone, ..)) => return Err(Refusal::not_found(group)),
     }
     match answer.await {
         Ok(Ok(Answered::Done)) => {}

@@ -24,6 +24,8 @@ use crate::shared::Shared;
 
 /// The longest `requestedBy`, in bytes.
 const MAX_REQUESTED_BY_BYTES: usize = 512;
+/// The most groups that one request may create: each takes a claim and streams of its own.
+const MAX_GROUPS_PER_REQUEST: usize = 100;
 /// The longest `reason`, in bytes.
 const MAX_REASON_BYTES: usize = 1_024;
 
@@ -83,6 +85,12 @@ impl Plan {
             let message = "consumerGroups is empty: name at least one, or leave it out for one group named like the stream";
             return Err(Refusal::invalid(message));
         }
+        if names.len() > MAX_GROUPS_PER_REQUEST {
+            let asked = names.len();
+            return Err(Refusal::invalid(format!(
+                "consumerGroups names {asked} groups: at most {MAX_GROUPS_PER_REQUEST} are allowed in one request"
+            )));
+        }
         let mut seen = BTreeSet::new();
         let mut groups = Vec::with_capacity(names.len());
         for name in names {
@@ -137,7 +145,7 @@ pub(crate) async fn create(shared: &Arc<Shared>, plan: Plan) -> Result<Vec<Group
                 tracing::info!(groups = ?names, shards, requested_by = plan.requested_by, reason = plan.reason, "created");
             }
             Err(refusal) => {
-                tracing::info!(prefix = plan.prefix, requested_by = plan.requested_by, code = refusal.code.as_str(), message = refusal.message, "not created");
+                tracing::info!(prefix = plan.prefix, requested_by = plan.requested_by, code = refusal.code.as_str(), reason = refusal.message, "not created");
             }
         }
         let _caller_gone = reply.send(result);

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use rsc_core::{Command, Stamp, Tombstone, lifecycle};
+use rsc_core::{Command, Group, Stamp, Tombstone, lifecycle};
 use rsc_protocol::admin::{DeleteGroupRequest, GroupResponse, GroupState};
 use rsc_protocol::{GroupKey, Timestamp};
 use rsc_store::{MutexToken, Outcome, StoreError};
@@ -22,6 +22,23 @@ struct Plan {
     expected: Option<Stamp>,
     tombstone: Tombstone,
     snapshot: GroupResponse,
+}
+
+impl Plan {
+    /// Whether `group` was created after this plan was carried out. A creation starts no earlier than the
+    /// tombstone that it finds (protocol 3).
+    fn is_older_than(&self, group: &Group) -> bool {
+        group.created_at >= self.tombstone.deleted_at && group.created_at != self.snapshot.created_at
+    }
+}
+
+/// What one attempt came to.
+enum Attempt {
+    Deleted(GroupResponse),
+    /// Deleted by an earlier attempt, and another group has been created under the name since.
+    Replaced(GroupResponse),
+    /// Nothing yet: look again.
+    Again,
 }
 
 /// Why a deletion ends without another attempt.
@@ -47,12 +64,15 @@ pub(crate) async fn run(
     let mut lost: Option<(Plan, StoreError)> = None;
     loop {
         let stop = match attempt(bench, memory, request, &mut lost, tally).await {
-            Ok(None) => continue,
-            Ok(Some(snapshot)) => {
+            Ok(Attempt::Again) => continue,
+            Ok(Attempt::Deleted(snapshot)) => {
                 forget_in_index(bench).await;
-                meter::lifecycle("delete", "done");
-                tracing::info!(group = %bench.group, requested_by = request.requested_by, reason = request.reason, force = request.force, "group deleted");
+                tell(bench, request);
                 return (After::Deleted, Ok(Answered::Deleted(Box::new(snapshot))));
+            }
+            Ok(Attempt::Replaced(snapshot)) => {
+                tell(bench, request);
+                return (After::Continue, Ok(Answered::Deleted(Box::new(snapshot))));
             }
             Err(stop) => stop,
         };
@@ -69,50 +89,63 @@ pub(crate) async fn run(
     }
 }
 
+fn tell(bench: &Bench<'_>, request: &DeleteGroupRequest) {
+    meter::lifecycle("delete", "done");
+    tracing::info!(group = %bench.group, requested_by = request.requested_by, reason = request.reason, force = request.force, "group deleted");
+}
+
 fn fail(bench: &Bench<'_>, failure: Failure) -> (After, Reply) {
     let refusal = failure.refusal(bench.group);
     (After::Failed(failure), Err(refusal))
 }
 
-/// `Ok(Some)`: deleted. `Ok(None)`: look again.
 async fn attempt(
     bench: &mut Bench<'_>,
     memory: &mut Memory,
     request: &DeleteGroupRequest,
     lost: &mut Option<(Plan, StoreError)>,
     tally: &mut Tally,
-) -> Result<Option<GroupResponse>, Stop> {
-    let Section { token, now, state } = bench.enter(memory).await?;
+) -> Result<Attempt, Stop> {
+    let Section { token, now, state, since } = bench.enter(memory).await?;
     let plan = match plan(bench, memory, request, state, now, lost.as_ref().map(|(plan, _)| plan)).await {
         Ok(Planned::Delete(plan)) => *plan,
-        Ok(Planned::Done) => {
+        Ok(Planned::Done { replaced }) => {
             bench.leave(memory, token).await;
-            return Ok(lost.take().map(|(plan, _)| plan.snapshot));
+            let Some((plan, _)) = lost.take() else { return Ok(Attempt::Again) };
+            let done = if replaced { Attempt::Replaced } else { Attempt::Deleted };
+            return Ok(done(plan.snapshot));
         }
         Err(stop) => {
             bench.leave(memory, token).await;
             return Err(stop);
         }
     };
-    write(bench, memory, token, plan, lost, tally).await
+    let outcome = match bench.renew_if_late(&token, since).await {
+        Some(not_sent) => not_sent,
+        None => {
+            let (expected, tombstone) = (plan.expected.as_ref(), Some(&plan.tombstone));
+            bench.shared.store.delete(bench.group, &token, expected, tombstone).await
+        }
+    };
+    conclude(bench, memory, token, plan, outcome, lost, tally).await
 }
 
-async fn write(
+async fn conclude(
     bench: &mut Bench<'_>,
     memory: &mut Memory,
     token: MutexToken,
     plan: Plan,
+    outcome: Outcome,
     lost: &mut Option<(Plan, StoreError)>,
     tally: &mut Tally,
-) -> Result<Option<GroupResponse>, Stop> {
-    let store = &bench.shared.store;
-    match store.delete(bench.group, &token, plan.expected.as_ref(), Some(&plan.tombstone)).await {
-        Outcome::Applied(_) => Ok(Some(plan.snapshot)),
+) -> Result<Attempt, Stop> {
+    match outcome {
+        Outcome::Applied(_) => Ok(Attempt::Deleted(plan.snapshot)),
         Outcome::Conflict(conflict) => {
             memory.forget();
             tally.conflicts += 1;
             tracing::debug!(group = %bench.group, ?conflict, "the state moved before the deletion");
-            if tally.conflicts > CONFLICTS_BORNE { Err(Failure::Conflict.into()) } else { Ok(None) }
+            if tally.conflicts > CONFLICTS_BORNE { Err(Failure::Conflict.into()) } else { Ok(Attempt::Again) }
         }
         Outcome::Unknown(error) => {
             memory.forget();
@@ -124,7 +157,7 @@ async fn write(
             }
             bench.deadline = Instant::now() + bench.shared.settings.mutex_acquire_timeout;
             *lost = Some((plan, error));
-            Ok(None)
+            Ok(Attempt::Again)
         }
         Outcome::NotApplied(error) => {
             tracing::debug!(group = %bench.group, %error, "the deletion was refused, or could not be sent");
@@ -140,7 +173,10 @@ async fn write(
 enum Planned {
     Delete(Box<Plan>),
     /// The deletion whose answer was lost has happened.
-    Done,
+    Done {
+        /// There is another group under the name by now.
+        replaced: bool,
+    },
 }
 
 /// Decides what a deletion does to what is stored.
@@ -155,6 +191,13 @@ async fn plan(
     match state {
         Stored::Known { .. } => {
             let Some(known) = &memory.known else { return Err(Failure::Conflict.into()) };
+            if lost.is_some_and(|lost| lost.is_older_than(&known.group)) {
+                return Ok(Planned::Done { replaced: true });
+            }
+            if memory.lost_writes.is_some() {
+                // Not recorded yet; the turn after this one does that.
+                return Err(Stop::Refused(Refusal::lost_writes(bench.group)));
+            }
             // Maintenance first: members whose lease is over must not stand in the way.
             let context = context(bench.shared, memory, now);
             let group = match decide_on(bench.shared, known, &[Command::Tick], &context) {
@@ -168,7 +211,7 @@ async fn plan(
         }
         Stored::Missing { tombstone } => {
             if lost.is_some_and(|lost| tombstone.as_ref() == Some(&lost.tombstone)) {
-                return Ok(Planned::Done);
+                return Ok(Planned::Done { replaced: false });
             }
             if tombstone.is_some_and(|tombstone| tombstone.is_of(bench.group)) {
                 return Err(Stop::Gone(DELETED));
@@ -178,6 +221,7 @@ async fn plan(
             }
             Ok(without_record(bench, memory, None, now, Refusal::missing(bench.group)))
         }
+        Stored::Collision if lost.is_some() => Ok(Planned::Done { replaced: true }),
         Stored::Collision => Err(Stop::Gone("no such group exists: the key is another group's")),
         Stored::Corrupt { what, stamp } => {
             meter::corrupt_load(bench.group);

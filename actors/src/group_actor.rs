@@ -28,6 +28,8 @@ use crate::turn::{self, After, DELETED, Ended};
 
 /// Commands that are decided on together, at most.
 const BATCH_LIMIT: usize = 1_000;
+/// Turns in a row that may find the mutex held by another before that says something about the group.
+const BUSY_TURNS_BORNE: u32 = 2;
 /// The longest pause between two attempts at provisioning.
 const LONGEST_PROVISIONING_PAUSE: Duration = Duration::from_secs(30);
 
@@ -47,6 +49,8 @@ pub(crate) struct GroupActor {
     memory: Option<Memory>,
     /// Commands that made the state machine panic together: each gets a turn of its own.
     one_by_one: std::collections::VecDeque<Queued>,
+    /// Turns in a row that could not take the mutex.
+    busy_turns: u32,
     timer: Option<SpawnHandle>,
     /// Time alone has work to do.
     tick_due: bool,
@@ -86,6 +90,7 @@ impl GroupActor {
                 _end_notice: EndNotice::new(&shared, group.clone(), generation),
                 memory: Some(Memory::new(watch)),
                 one_by_one: std::collections::VecDeque::new(),
+                busy_turns: 0,
                 timer: None,
                 tick_due: false,
                 last_tick: None,
@@ -193,6 +198,11 @@ impl GroupActor {
         took: Duration,
         was_tick: bool,
     ) {
+        self.busy_turns = match after {
+            After::Failed(Failure::Busy) => self.busy_turns.saturating_add(1),
+            _ => 0,
+        };
+        let mut news = None;
         let mut facts = self.status.facts();
         facts.in_turn = false;
         facts.exists = memory.exists;
@@ -212,18 +222,20 @@ impl GroupActor {
         facts.last_commit_at = tally.committed_at.or(facts.last_commit_at);
         match after {
             After::Continue | After::Deleted | After::Gone(_) => facts.health = None,
+            After::Failed(Failure::Busy) if self.busy_turns <= BUSY_TURNS_BORNE => {}
             After::Failed(failure) => {
                 let health = failure.health(&self.group);
                 let known = facts.health.as_ref().map(|health| health.code);
-                if let Some(code) =
-                    health.as_ref().map(|health| health.code).filter(|code| known != Some(*code))
-                {
-                    // Told once; what the store said is for the log alone.
-                    tracing::warn!(group = %self.group, code = code.as_str(), cause = ?failure, "the group cannot work");
-                }
+                let code = health.as_ref().map(|health| health.code).filter(|code| known != Some(*code));
+                news = code.map(|code| (code, failure));
                 facts.health = health.or(facts.health.take());
             }
             After::OneByOne(_) => {}
+        }
+        drop(facts);
+        if let Some((code, failure)) = news {
+            // Told once; what the store said is for the log alone.
+            tracing::warn!(group = %self.group, code = code.as_str(), cause = ?failure, "the group cannot work");
         }
     }
 
@@ -233,6 +245,9 @@ impl GroupActor {
         let retry_later = now + (self.shared.lease() / 8).max(self.shared.settings.tick_interval);
         match after {
             After::Failed(Failure::Missing | Failure::Corrupt(_)) => None,
+            // Redis lost writes, and no turn has recorded it yet: whoever else loads the group cannot know.
+            After::Continue if memory.lost_writes.is_some() => Some(now),
+            After::Failed(_) if memory.lost_writes.is_some() => Some(retry_later),
             After::Failed(_) => {
                 // Never seen: there may be members to expire, or a creation to complete.
                 let Some(seen) = memory.last_seen() else { return Some(retry_later) };

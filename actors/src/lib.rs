@@ -12,7 +12,7 @@
 //!
 //! | name | labels | counts |
 //! | --- | --- | --- |
-//! | `rsc_turn_total` | `outcome`: `done`, `deleted`, `gone`, `busy`, `conflict`, `unavailable`, `missing`, `corrupt`, `no_group`, `panicked` | turns by how they ended |
+//! | `rsc_turn_total` | `outcome`: `done`, `deleted`, `gone`, `busy`, `conflict`, `unavailable`, `missing`, `corrupt`, `panicked` | turns by how they ended |
 //! | `rsc_turn_batch_commands` | | histogram: commands decided on together |
 //! | `rsc_turn_seconds` | | histogram: time of a turn, waiting for the mutex included |
 //! | `rsc_turn_commit_total` | `outcome`: `applied`, `conflict`, `unknown`, `not_applied` | commits of turns |

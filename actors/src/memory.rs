@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rsc_core::{Group, Loaded, Stamp, Tombstone};
+use rsc_protocol::heartbeat::MAX_COUNTER;
 use rsc_protocol::{GroupKey, Timestamp};
 use rsc_store::MutexToken;
 
@@ -62,6 +63,7 @@ impl Memory {
         self.known = None;
         self.last_known = None;
         self.lost_writes = None;
+        self.watch.group_gone();
         self.exists = false;
     }
 
@@ -108,19 +110,47 @@ impl Memory {
         at.checked_add(std::time::Duration::from_millis(ahead.saturating_add(2)))
     }
 
-    /// What a deleted group whose record cannot be read had reached, as far as this actor has seen.
+    /// What a deleted group whose record cannot be read had reached, as far as this actor has seen. Numbers in
+    /// such a record that no group can have count for nothing: one created above them could not be read.
     pub(crate) fn tombstone(&self, group: &GroupKey, found: Option<&Stamp>, now: Timestamp) -> Tombstone {
         let seen = self.last_seen();
         let number = |of: fn(&Group) -> u64| seen.map_or(0, |seen| of(&seen.group));
-        let reached = |of: fn(&Stamp) -> u64| seen.map_or(0, |seen| of(&seen.stamp)).max(found.map_or(0, of));
+        let plausible = |number: u64| if number < MAX_COUNTER { number } else { 0 };
+        let reached = |of: fn(&Stamp) -> u64| {
+            plausible(seen.map_or(0, |seen| of(&seen.stamp))).max(plausible(found.map_or(0, of)))
+        };
         Tombstone {
             stream_prefix: group.stream_prefix().to_owned(),
             consumer_group: group.consumer_group().to_owned(),
-            group_epoch: number(|group| group.group_epoch),
-            metadata_version: number(|group| group.metadata_version),
+            group_epoch: plausible(number(|group| group.group_epoch)),
+            metadata_version: plausible(
+                number(|group| group.metadata_version).max(self.lost_writes.unwrap_or(0)),
+            ),
             store_revision: reached(|stamp| stamp.revision),
             live_revision: reached(|stamp| stamp.live_revision),
             deleted_at: now,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn numbers_that_no_group_can_have_are_not_handed_down() {
+        let memory = Memory::new(ServiceWatch::new(Duration::from_secs(15), Instant::now()));
+        let group = GroupKey::new("orders", "billing").unwrap();
+        let tombstone = |revision, live_revision| {
+            let found = Stamp { revision, live_revision, write_id: String::new() };
+            let left = memory.tombstone(&group, Some(&found), Timestamp::default());
+            (left.store_revision, left.live_revision)
+        };
+        assert_eq!(tombstone(7, 9), (7, 9));
+        assert_eq!(tombstone(MAX_COUNTER, 9), (0, 9), "one more could not be read");
+        assert_eq!(tombstone(7, u64::MAX), (7, 0));
+        assert_eq!(tombstone(MAX_COUNTER - 1, 9), (MAX_COUNTER - 1, 9));
     }
 }

@@ -46,6 +46,13 @@ impl Refusal {
         Refusal::new(ErrorCode::GroupMetadataCorrupt, message)
     }
 
+    pub(crate) fn lost_writes(group: &GroupKey) -> Self {
+        let message = format!(
+            "redis has lost writes of group {group}, a correction round begins: try again after a member lease"
+        );
+        Refusal::new(ErrorCode::MetadataSyncInProgress, message)
+    }
+
     /// What the store said stays in the log: it may name addresses.
     pub(crate) fn store(error: &StoreError) -> Self {
         let message = match error {
@@ -162,7 +169,7 @@ impl Failure {
             Failure::Store(_) => "unavailable",
             Failure::Missing => "missing",
             Failure::Corrupt(_) => "corrupt",
-            Failure::NoGroup(_) => "no_group",
+            Failure::NoGroup(_) => "gone",
             Failure::Panicked => "panicked",
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rand::RngExt;
 use rsc_core::{LoadError, RawFields, Stamp, Tombstone, record};
 use rsc_protocol::{GroupKey, Timestamp};
-use rsc_store::{Entered, MutexToken};
+use rsc_store::{Conflict, Entered, MutexToken, Outcome};
 
 use crate::memory::Memory;
 use crate::meter;
@@ -46,6 +46,8 @@ pub(crate) struct Section {
     pub(crate) now: Timestamp,
     /// What is stored.
     pub(crate) state: Stored,
+    /// No later than this the mutex' time began to run.
+    pub(crate) since: Instant,
 }
 
 /// What a section found.
@@ -123,7 +125,7 @@ pub(crate) async fn enter(
         };
         memory.clock = Some((now, after));
         judge_service(shared, group, worker, memory, now, (before, after));
-        return Ok(Section { token, now, state });
+        return Ok(Section { token, now, state, since: before });
     }
 }
 
@@ -174,6 +176,24 @@ fn load(shared: &Shared, group: &GroupKey, memory: &mut Memory, fields: &RawFiel
         }
         Err(LoadError::Collision { .. }) => Stored::Collision,
         Err(error) => Stored::Corrupt { what: error.to_string(), stamp: record::stamp(fields).ok() },
+    }
+}
+
+/// Renews a mutex before a write that comes late, so that it does not run out under it (protocol 2). `Some`:
+/// nothing must be sent any more, and this is what became of the write.
+pub(crate) async fn renew_if_late(
+    shared: &Shared,
+    group: &GroupKey,
+    token: &MutexToken,
+    since: Instant,
+) -> Option<Outcome> {
+    if since.elapsed() <= shared.settings.mutex_ttl / 3 {
+        return None;
+    }
+    match shared.store.renew(group, token).await {
+        Ok(true) => None,
+        Ok(false) => Some(Outcome::Conflict(Conflict::MutexLost)),
+        Err(error) => Some(Outcome::NotApplied(error)),
     }
 }
 

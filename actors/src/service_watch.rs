@@ -143,6 +143,12 @@ impl ServiceWatch {
         self.key_was_missing = true;
     }
 
+    /// The group does not exist: what comes under its name succeeds nothing.
+    pub(crate) fn group_gone(&mut self) {
+        self.own_commit = None;
+        self.key_was_missing = false;
+    }
+
     /// This actor's own write was applied.
     pub(crate) fn committed(&mut self, stamp: &Stamp) {
         self.own_commit = Some(stamp.clone());

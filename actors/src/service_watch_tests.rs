@@ -163,3 +163,14 @@ fn a_key_that_comes_back_is_out_of_service_from_then() {
     bench.assert_out_for_a_lease_from(5_000);
     assert_eq!(bench.watch.found(bench.at(5_001), &stamp(3, 3, "a")), None);
 }
+
+#[test]
+fn what_is_created_after_the_group_was_gone_is_compared_with_nothing() {
+    let mut bench = in_service();
+    bench.watch.committed(&stamp(9, 9, "own"));
+    bench.watch.key_missing();
+    bench.watch.group_gone();
+    let now = bench.at(0);
+    assert_eq!(bench.watch.found(now, &stamp(1, 0, "new")), None);
+    assert!(bench.watch.may_expire(now));
+}

@@ -13,7 +13,7 @@ use crate::deciding::{Decided, Panicked, context, decide_on, tell};
 use crate::inbox::{Answered, Queued, Reply, Request, Work};
 use crate::memory::Memory;
 use crate::refusal::{Failure, Refusal};
-use crate::section::{Section, Stored, enter, leave, report, should_exist};
+use crate::section::{Section, Stored, enter, leave, renew_if_late, report, should_exist};
 use crate::shared::Shared;
 use crate::{deletion, meter};
 
@@ -40,6 +40,11 @@ impl Bench<'_> {
 
     pub(crate) async fn leave(&self, memory: &mut Memory, token: MutexToken) {
         leave(self.shared, self.group, memory, token).await;
+    }
+
+    /// See [`renew_if_late`].
+    pub(crate) async fn renew_if_late(&self, token: &MutexToken, since: Instant) -> Option<Outcome> {
+        renew_if_late(self.shared, self.group, token, since).await
     }
 }
 
@@ -294,7 +299,7 @@ async fn attempt(
         Ok(section) => section,
         Err(failure) => return Attempt::Failed(failure),
     };
-    let Section { token, now, state } = section;
+    let Section { token, now, state, since } = section;
     let has_ttl = match state {
         Stored::Known { has_ttl } => has_ttl,
         other => {
@@ -337,11 +342,17 @@ async fn attempt(
         decision.write.get_or_insert_with(|| empty_write(updated_at));
     }
     let Some(write) = &decision.write else {
+        // Whatever was lost has been decided on, and there is nothing to record about it.
+        memory.lost_writes = None;
         memory.known = Some(known);
         bench.leave(memory, token).await;
         return Attempt::Done(Decided::of(decision).1);
     };
-    match bench.shared.store.commit(bench.group, &token, &known.stamp, write).await {
+    let outcome = match bench.renew_if_late(&token, since).await {
+        Some(not_sent) => not_sent,
+        None => bench.shared.store.commit(bench.group, &token, &known.stamp, write).await,
+    };
+    match outcome {
         Outcome::Applied(stamp) => {
             meter::committed("applied");
             memory.watch.committed(&stamp);
