@@ -111,7 +111,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
             let coordinator = coordinator.clone();
             async move { code(coordinator.create_stream("orders", request).await) }
         };
-        let invalid: [fn(&mut rsc_protocol::admin::CreateStreamRequest); 12] = [
+        let invalid: [fn(&mut rsc_protocol::admin::CreateStreamRequest); 13] = [
             |request| request.requested_by = String::new(),
             |request| request.requested_by = "  ".to_owned(),
             |request| request.requested_by = "x".repeat(513),
@@ -124,6 +124,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
             |request| request.consumer_groups = Some(vec!["a".into(), "a".into()]),
             |request| request.consumer_groups = Some(vec!["a".into(), "b{c}".into()]),
             |request| request.consumer_groups = Some(vec![" ".into()]),
+            |request| request.consumer_groups = Some((0..101).map(|n| n.to_string()).collect()),
         ];
         for (at, change) in invalid.into_iter().enumerate() {
             assert_eq!(stream(change).await, "INVALID_REQUEST", "case {at}");

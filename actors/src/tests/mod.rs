@@ -8,6 +8,7 @@ mod deletion;
 mod faults;
 mod health;
 mod idle;
+mod interrupted;
 mod member;
 mod metrics;
 mod outcomes;
