@@ -194,6 +194,7 @@ impl Check<'_> {
         let lease = ("coordination.member-lease-ttl", coordination.member_lease_ttl);
         let mutex = ("coordination.mutex-ttl", coordination.mutex_ttl);
         let acquire = ("coordination.mutex-acquire-timeout", coordination.mutex_acquire_timeout);
+        let tick = ("coordination.tick-interval", coordination.tick_interval);
         let retention = ("coordination.stale-member-retention", coordination.stale_member_retention);
         let rebalance = ("coordination.rebalance-timeout", coordination.rebalance_timeout);
         let command = ("redis.command-timeout", redis.command_timeout);
@@ -206,6 +207,7 @@ impl Check<'_> {
         self.at_least(retention, "two leases", lease, lease.1 * 2)?;
         self.at_most(mutex, "half a lease", lease, lease.1 / 2)?;
         self.at_most(acquire, "half a lease", lease, lease.1 / 2)?;
+        self.at_most(tick, "half a lease", lease, lease.1 / 2)?;
         self.at_most(command, "a third of a lease", lease, lease.1 / 3)?;
         self.at_most(connect, "a third of a lease", lease, lease.1 / 3)?;
         self.below(command, "the mutex TTL", mutex)?;

@@ -21,6 +21,7 @@ fn relations_hold_up_to_their_border() {
     for (name, allowed, refused, sentence) in [
         ("RSC_COORDINATION__REBALANCE_TIMEOUT", "9s", "8999ms", "8s 999ms is shorter than the lease"),
         ("RSC_COORDINATION__STALE_MEMBER_RETENTION", "18s", "17999ms", "is shorter than two leases"),
+        ("RSC_COORDINATION__TICK_INTERVAL", "4500ms", "4501ms", "is longer than half a lease"),
         ("RSC_COORDINATION__MUTEX_TTL", "4500ms", "4501ms", "is longer than half a lease"),
         ("RSC_COORDINATION__MUTEX_ACQUIRE_TIMEOUT", "4500ms", "4501ms", "is longer than half a lease"),
         ("RSC_REDIS__COMMAND_TIMEOUT", "3s", "3001ms", "is longer than a third of a lease"),
@@ -42,7 +43,9 @@ fn command_timeout_shorter_than_the_mutex_ttl() {
     with(&[mutex]);
     let found = refusal(&[("RSC_COORDINATION__MUTEX_TTL", "1500ms")]);
     assert!(
-        found.starts_with("redis.command-timeout (built-in default): 1s 500ms is not shorter than the mutex TTL"),
+        found.starts_with(
+            "redis.command-timeout (built-in default): 1s 500ms is not shorter than the mutex TTL"
+        ),
         "{found}"
     );
 }
