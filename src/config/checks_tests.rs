@@ -39,15 +39,28 @@ fn relations_hold_up_to_their_border() {
 
 #[test]
 fn command_timeout_shorter_than_the_mutex_ttl() {
-    let mutex = ("RSC_COORDINATION__MUTEX_TTL", "1501ms");
-    with(&[mutex]);
-    let found = refusal(&[("RSC_COORDINATION__MUTEX_TTL", "1500ms")]);
-    assert!(
-        found.starts_with(
-            "redis.command-timeout (built-in default): 1s 500ms is not shorter than the mutex TTL"
-        ),
-        "{found}"
-    );
+    let command = ("RSC_REDIS__COMMAND_TIMEOUT", "1500ms");
+    with(&[command, ("RSC_COORDINATION__MUTEX_TTL", "1501ms")]);
+    let found = refusal(&[command, ("RSC_COORDINATION__MUTEX_TTL", "1500ms")]);
+    assert!(found.starts_with("redis.command-timeout (environment variable RSC_REDIS"), "{found}");
+    assert!(found.contains("is not shorter than the mutex TTL"), "{found}");
+}
+
+#[test]
+fn what_nobody_has_set_follows_a_short_lease() {
+    let short = with(&[
+        ("RSC_COORDINATION__HEARTBEAT_INTERVAL", "200ms"),
+        ("RSC_COORDINATION__MEMBER_LEASE_TTL", "1s"),
+        ("RSC_COORDINATION__REBALANCE_TIMEOUT", "2s"),
+        ("RSC_COORDINATION__MUTEX_TTL", "500ms"),
+    ]);
+    let millis = std::time::Duration::from_millis;
+    assert_eq!(short.redis.command_timeout, millis(250));
+    assert_eq!(short.redis.connect_timeout, millis(333));
+    assert_eq!(short.coordination.tick_interval, millis(333));
+    assert_eq!(short.coordination.mutex_acquire_timeout, millis(333));
+    let untouched = with(&[("RSC_COORDINATION__MEMBER_LEASE_TTL", "30s")]);
+    assert_eq!(untouched.redis, Config::default().redis);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use figment::error::{Error as FigmentError, Kind};
 use figment::value::{Dict, Map, Value};
@@ -83,8 +84,35 @@ pub(crate) fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
             .map_or_else(|| DEFAULT_ORIGIN.to_owned(), |metadata| metadata.name.to_string())
     };
     unbuilt::check(&config, &origin)?;
+    follow_the_lease(&mut config, &origin);
     checks::check(&config, &origin)?;
     Ok(Loaded { config, layers: layers.into_iter().map(|layer| one_line(layer.origin)).collect() })
+}
+
+/// Shortens what nobody has set to what the configured lease and mutex TTL allow, so that a short lease alone is
+/// no contradiction. What was set is checked as it is.
+fn follow_the_lease(config: &mut Config, origin: &dyn Fn(&str) -> String) {
+    let part_of = |whole: Duration, parts: u128| {
+        let millis = whole.as_millis() / parts;
+        Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).max(1))
+    };
+    let lease = config.coordination.member_lease_ttl;
+    let command = part_of(lease, 3).min(part_of(config.coordination.mutex_ttl, 2));
+    let limits = [
+        ("redis.connect-timeout", &mut config.redis.connect_timeout, part_of(lease, 3)),
+        ("redis.command-timeout", &mut config.redis.command_timeout, command),
+        (
+            "coordination.mutex-acquire-timeout",
+            &mut config.coordination.mutex_acquire_timeout,
+            part_of(lease, 3),
+        ),
+        ("coordination.tick-interval", &mut config.coordination.tick_interval, part_of(lease, 3)),
+    ];
+    for (key, value, limit) in limits {
+        if origin(key) == DEFAULT_ORIGIN {
+            *value = (*value).min(limit);
+        }
+    }
 }
 
 /// How messages call the first layer.
