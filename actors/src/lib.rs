@@ -38,6 +38,7 @@
 //! | `rsc_index_refresh_total` | `outcome`: `done`, `failed` | passes over the index |
 //! | `rsc_terminating` | | gauge: 1 once terminating |
 
+mod batch;
 mod claim;
 mod coordinator;
 mod creation;

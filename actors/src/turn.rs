@@ -1,18 +1,18 @@
 //! One turn of a group: *enter*, decide, *commit*, and what each of the four outcomes means (protocol 2, the
 //! group actor's turn).
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rsc_core::{Command, Decision, Group, Loaded, Reply as CoreReply, Stamp, Write, WriteKind};
-use rsc_protocol::{GroupKey, Status, Timestamp};
+use rsc_core::{Command, Decision, Group, Loaded, Stamp, Write, WriteKind};
+use rsc_protocol::{GroupKey, Timestamp};
 use rsc_store::{Conflict, MutexToken, Outcome, StoreError};
 
+use crate::batch::Batch;
 use crate::deciding::{Decided, Panicked, context, decide_on, tell};
-use crate::inbox::{Answered, Queued, Reply, Request, Work};
+use crate::inbox::{Queued, Reply, Request, Work};
 use crate::memory::Memory;
-use crate::refusal::{Failure, Refusal};
+use crate::refusal::Failure;
 use crate::section::{Section, Stored, enter, leave, renew_if_late, report, should_exist};
 use crate::shared::Shared;
 use crate::{deletion, meter};
@@ -120,83 +120,6 @@ pub(crate) async fn run(
     };
     meter::turn(outcome, batch, took);
     Ended { memory, after, replies, tally, batch, took }
-}
-
-/// A batch on its way: the commands, and who waits for each.
-struct Batch {
-    requests: Vec<Queued>,
-    commands: Vec<Command>,
-    answered: Vec<(Queued, Reply)>,
-}
-
-impl Batch {
-    fn of(requests: Vec<Queued>) -> Self {
-        let mut batch = Batch { requests, commands: Vec::new(), answered: Vec::new() };
-        batch.read_commands();
-        batch
-    }
-
-    fn read_commands(&mut self) {
-        let commands = self.requests.iter().filter_map(|queued| match &queued.request {
-            Request::Command(command) => Some(command.clone()),
-            Request::Delete(_) => None,
-        });
-        self.commands = commands.collect();
-        // Maintenance comes with every decision; a turn without commands is for it alone.
-        if self.commands.is_empty() {
-            self.commands.push(Command::Tick);
-        }
-    }
-
-    fn fail(self, failure: &Failure, bench: &Bench<'_>) -> Vec<(Queued, Reply)> {
-        let timing = &bench.shared.settings.timing;
-        let mut replies = self.answered;
-        replies.extend(self.requests.into_iter().map(|queued| {
-            let reply = failure.answer(&queued.request, bench.group, timing);
-            (queued, reply)
-        }));
-        replies
-    }
-
-    fn succeed(self, decided: Vec<CoreReply>) -> Vec<(Queued, Reply)> {
-        let mut replies = self.answered;
-        replies.extend(self.requests.into_iter().zip(decided.into_iter().map(reply_of)));
-        replies
-    }
-
-    /// Takes the older ones of several heartbeats of one member out and answers them `RETRY`. Before a batch
-    /// is applied to a state that may already contain it: there an older report would come after the newer
-    /// one, and claim what that one has given back.
-    fn keep_newest_of_each_member(&mut self, timing: &rsc_core::Settings) {
-        let mut seen = BTreeSet::new();
-        let (mut kept, mut older) = (Vec::new(), Vec::new());
-        for queued in std::mem::take(&mut self.requests).into_iter().rev() {
-            let is_newest = match &queued.request {
-                Request::Command(Command::Heartbeat { request, .. }) => {
-                    seen.insert(request.member_id.clone())
-                }
-                Request::Command(_) | Request::Delete(_) => true,
-            };
-            if is_newest { kept.push(queued) } else { older.push(queued) }
-        }
-        kept.reverse();
-        self.requests = kept;
-        for queued in older {
-            let Request::Command(Command::Heartbeat { request, .. }) = &queued.request else { continue };
-            let reason = "a newer heartbeat of this member came with it";
-            let response = rsc_core::view::without_group(request, Status::Retry, reason, timing);
-            self.answered.push((queued, Ok(Answered::Heartbeat(Box::new(response)))));
-        }
-        self.read_commands();
-    }
-}
-
-fn reply_of(reply: CoreReply) -> Reply {
-    match reply {
-        CoreReply::Heartbeat(response) => Ok(Answered::Heartbeat(response)),
-        CoreReply::Refused { code, message } => Err(Refusal { code, message }),
-        CoreReply::Done => Ok(Answered::Done),
-    }
 }
 
 /// A decision whose commit got no answer.
