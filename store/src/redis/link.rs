@@ -18,6 +18,7 @@ use ::redis::{
 };
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use rand::RngExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -30,6 +31,10 @@ use crate::types::StoreError;
 /// How many requests may wait for the socket. redis-rs' default of 50 is less than the groups that share a
 /// connection.
 const QUEUED_REQUESTS: usize = 1024;
+
+/// How long a failed attempt to connect stands for the next ones, give or take half of it: a server that is
+/// away or refuses must not get a connection for every request, nor all coordinators' at the same moment.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// What became of a request that failed.
 #[derive(Clone, Debug)]
@@ -89,6 +94,11 @@ struct Slot {
 enum State {
     #[default]
     Unconnected,
+    /// The last attempt failed; until then it answers for everybody who comes.
+    Failed {
+        error: StoreError,
+        until: Instant,
+    },
     /// One attempt for everybody who waits; it goes on when a caller's time is up.
     Connecting(Attempt),
     Connected(Live),
@@ -194,7 +204,8 @@ impl Link {
             match &slot.state {
                 State::Connected(live) if !live.driver.0.is_finished() => return Ok(live.clone()),
                 State::Connecting(attempt) => attempt.clone(),
-                State::Connected(_) | State::Unconnected => {
+                State::Failed { error, until } if Instant::now() < *until => return Err(error.clone()),
+                State::Connected(_) | State::Unconnected | State::Failed { .. } => {
                     let task = self.runtime.spawn(Arc::clone(self).attempt());
                     let link = Arc::downgrade(self);
                     let attempt = task.map(move |joined| joined.unwrap_or_else(|_| ended(&link)));
@@ -226,10 +237,11 @@ impl Link {
             }
             Err(error) => {
                 if !slot.failure_logged {
-                    tracing::warn!(address = %self.address(), %error, "cannot connect to redis; every request tries again");
+                    tracing::warn!(address = %self.address(), %error, "cannot connect to redis; requests go on trying");
                 }
                 slot.failure_logged = true;
-                slot.state = State::Unconnected;
+                let pause = PAUSE_AFTER_FAILURE.mul_f64(rand::rng().random_range(0.5..1.5));
+                slot.state = State::Failed { error: error.clone(), until: Instant::now() + pause };
                 Err(error)
             }
         }
