@@ -242,7 +242,7 @@ fn without_record(
     now: Timestamp,
     wrong: Refusal,
 ) -> Planned {
-    let tombstone = memory.tombstone(bench.group, stamp.as_ref(), now);
+    let tombstone = memory.tombstone(bench.group, stamp.as_ref(), now, bench.shared.lease());
     let snapshot = memory.last_seen().map(|seen| seen.group.response());
     let snapshot = unhealthy(bench.group, snapshot, &wrong);
     Planned::Delete(Box::new(Plan { expected: None, tombstone, snapshot }))

@@ -112,7 +112,13 @@ impl Memory {
 
     /// What a deleted group whose record cannot be read had reached, as far as this actor has seen. Numbers in
     /// such a record that no group can have count for nothing: one created above them could not be read.
-    pub(crate) fn tombstone(&self, group: &GroupKey, found: Option<&Stamp>, now: Timestamp) -> Tombstone {
+    pub(crate) fn tombstone(
+        &self,
+        group: &GroupKey,
+        found: Option<&Stamp>,
+        now: Timestamp,
+        lease: std::time::Duration,
+    ) -> Tombstone {
         let seen = self.last_seen();
         let number = |of: fn(&Group) -> u64| seen.map_or(0, |seen| of(&seen.group));
         let plausible = |number: u64| if number < MAX_COUNTER { number } else { 0 };
@@ -129,6 +135,8 @@ impl Memory {
             store_revision: reached(|stamp| stamp.revision),
             live_revision: reached(|stamp| stamp.live_revision),
             deleted_at: now,
+            // Who was a member of what cannot be read may be reading until its lease ends.
+            reading_until: now.plus(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX)),
         }
     }
 }
@@ -145,7 +153,8 @@ mod tests {
         let group = GroupKey::new("orders", "billing").unwrap();
         let tombstone = |revision, live_revision| {
             let found = Stamp { revision, live_revision, write_id: String::new() };
-            let left = memory.tombstone(&group, Some(&found), Timestamp::default());
+            let lease = std::time::Duration::from_secs(15);
+            let left = memory.tombstone(&group, Some(&found), Timestamp::default(), lease);
             (left.store_revision, left.live_revision)
         };
         assert_eq!(tombstone(7, 9), (7, 9));

@@ -38,6 +38,8 @@ pub(crate) struct GroupRecord {
     holds: Vec<Hold>,
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     fencing_tokens: Vec<TokenRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    grants_from: Option<Timestamp>,
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "std::ops::Not::not")]
     provisioning_pending: bool,
     #[serde(default)]
@@ -132,13 +134,22 @@ struct GrantRecord {
     left_out: bool,
 }
 
+/// What another implementation writes may name the shard directly, or say nothing of the state.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RevokingRecord {
-    shard: rsc_protocol::ShardRef,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shard: Option<rsc_protocol::ShardRef>,
+    #[serde(default, skip_serializing)]
+    shard_index: Option<u32>,
+    #[serde(default = "revoking_state")]
     state: RevokingState,
     #[serde(default)]
     in_flight: u64,
+}
+
+fn revoking_state() -> RevokingState {
+    RevokingState::Revoking
 }
 
 /// What only people read and a newer version may know more of.
@@ -205,7 +216,8 @@ impl GroupRecord {
         let mut group = Group {
             key,
             store_revision: self.store_revision,
-            group_epoch: self.group_epoch,
+            // The target cannot be of a later epoch than the group's.
+            group_epoch: self.group_epoch.max(self.assignment_epoch),
             assignment_epoch: self.assignment_epoch,
             metadata_version: self.metadata_version,
             metadata_token: self.metadata_token,
@@ -215,6 +227,7 @@ impl GroupRecord {
             targets: self.target_assignments,
             holds: self.holds,
             fencing_tokens: self.fencing_tokens.into_iter().map(|row| (row.shard_index, row.token)).collect(),
+            grants_from: self.grants_from,
             provisioning_pending: self.provisioning_pending,
             max_routing_cache_ttl_ms: self.max_routing_cache_ttl_ms.unwrap_or(ASSUMED_ROUTING_CACHE_TTL_MS),
             migrations: self.migrations,
@@ -298,7 +311,10 @@ impl MemberRecord {
             reported_ownership: self.reported_ownership.unwrap_or(heard),
             granted: granted.collect(),
             revoking: revoking
-                .map(|row| (row.shard.shard_index, Revoking { state: row.state, in_flight: row.in_flight }))
+                .filter_map(|row| {
+                    let shard = row.shard.map(|shard| shard.shard_index).or(row.shard_index)?;
+                    Some((shard, Revoking { state: row.state, in_flight: row.in_flight }))
+                })
                 .collect(),
             current: self.current_assignment,
             rebalance_timeout_ms: self.rebalance_timeout_ms.unwrap_or(settings.rebalance_timeout_ms),
@@ -349,7 +365,8 @@ impl MemberRecord {
                 .revoking
                 .iter()
                 .map(|(shard, revoking)| RevokingRecord {
-                    shard: rsc_protocol::ShardRef { shard_index: *shard },
+                    shard: Some(rsc_protocol::ShardRef { shard_index: *shard }),
+                    shard_index: None,
                     state: revoking.state,
                     in_flight: revoking.in_flight,
                 })
@@ -406,6 +423,7 @@ pub fn aggregate(group: &Group) -> Result<String, serde_json::Error> {
             .iter()
             .map(|(shard_index, token)| TokenRecord { shard_index: *shard_index, token: *token })
             .collect(),
+        grants_from: group.grants_from,
         provisioning_pending: group.provisioning_pending,
         max_routing_cache_ttl_ms: Some(group.max_routing_cache_ttl_ms),
         migrations: group.migrations.clone(),

@@ -42,6 +42,9 @@ pub struct Group {
     pub holds: Vec<Hold>,
     /// The last fencing token drawn for each shard.
     pub fencing_tokens: BTreeMap<u32, u64>,
+    /// Nothing is granted before: members of a deleted group of this name may still be reading until their
+    /// leases end.
+    pub grants_from: Option<Timestamp>,
     /// The shards' streams have not all been created yet; nobody is admitted before.
     pub provisioning_pending: bool,
     /// The longest routing cache lease that may have been handed out, in milliseconds (protocol 7).
@@ -250,6 +253,7 @@ impl Group {
         of_members
             .chain(of_starters)
             .chain(self.holds.iter().map(|hold| self.hold_end(hold)))
+            .chain(self.grants_from)
             .chain(correction::deadlines(self, settings))
             .min()
     }

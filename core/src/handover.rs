@@ -13,6 +13,7 @@ use crate::{assignment, correction};
 /// Whether `shard` could be granted to `id` now: its target, held by nobody else, not on hold.
 pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
     turn.context.may_grant
+        && turn.group.grants_from.is_none_or(|from| turn.now >= from)
         && !correction::is_on(turn)
         && turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
         && (planted!(HoldsSkipped) || !turn.group.is_on_hold(shard, turn.now))

@@ -3,13 +3,17 @@
 use std::collections::BTreeMap;
 
 use rsc_protocol::admin::GroupState;
+use rsc_protocol::heartbeat::MAX_COUNTER;
 use rsc_protocol::{ErrorCode, GroupKey, Timestamp};
 
 use crate::decide::{history_entry, structural};
 use crate::group::Group;
-use crate::settings::Settings;
+use crate::settings::{Settings, millis};
 use crate::turn::Transition;
 use crate::write::{Stamp, Tombstone, Write};
+
+/// How far ahead a tombstone's instants are believed: an hour, longer than any lease that makes sense.
+const LONGEST_LEASE_MS: u64 = 3_600_000;
 
 /// A group that nobody has joined, and the write that claims its key.
 #[derive(Clone, Debug)]
@@ -32,7 +36,20 @@ pub fn create(
     tombstone: Option<&Tombstone>,
     settings: &Settings,
 ) -> Creation {
-    let reached = tombstone.cloned().unwrap_or_default();
+    let mut reached = tombstone.cloned().unwrap_or_default();
+    // A damaged tombstone must not make a group that no load accepts.
+    for number in [
+        &mut reached.group_epoch,
+        &mut reached.metadata_version,
+        &mut reached.store_revision,
+        &mut reached.live_revision,
+    ] {
+        if *number > MAX_COUNTER / 2 {
+            *number = 0;
+        }
+    }
+    let latest = now.plus(millis(settings.member_lease_ttl_ms.max(LONGEST_LEASE_MS)));
+    let (deleted_at, reading_until) = (reached.deleted_at.min(latest), reached.reading_until.min(latest));
     let group = Group {
         key: key.clone(),
         store_revision: reached.store_revision + 1,
@@ -46,14 +63,15 @@ pub fn create(
         targets: BTreeMap::new(),
         holds: Vec::new(),
         fencing_tokens: BTreeMap::new(),
+        grants_from: (reading_until > now).then_some(reading_until),
         provisioning_pending: true,
         max_routing_cache_ttl_ms: settings.routing_cache_ttl_ms,
         migrations: serde_json::Map::new(),
         active_resharding_id: None,
         metadata_correction: None,
         correction_starters: Vec::new(),
-        created_at: now.max(reached.deleted_at),
-        updated_at: now.max(reached.deleted_at),
+        created_at: now.max(deleted_at),
+        updated_at: now.max(deleted_at),
         unknown: serde_json::Map::new(),
     };
     let created = Transition::GroupCreated { shard_count };
@@ -65,6 +83,14 @@ pub fn create(
         history: Some(history_entry(&group, &[created])),
     };
     Creation { group, write }
+}
+
+/// Until when somebody may be reading a shard of `group`: the leases of its live members, its holds, and what
+/// was left of a former group of the name.
+fn reading_until(group: &Group) -> Timestamp {
+    let leases = group.live_members().map(|(_, member)| member.live.member_lease_expires_at);
+    let holds = group.holds.iter().map(|hold| group.hold_end(hold));
+    leases.chain(holds).chain(group.grants_from).max().unwrap_or_default()
 }
 
 /// Whether a group may be deleted, and what remains of it.
@@ -101,5 +127,6 @@ pub fn delete(
         store_revision: group.store_revision,
         live_revision: stamp.live_revision,
         deleted_at: now.max(group.updated_at),
+        reading_until: reading_until(group),
     })
 }

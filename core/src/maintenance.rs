@@ -17,13 +17,21 @@ const TERMINAL_REMEMBERED: usize = 1_000;
 /// instance has been out of service; keeps the recorded routing lease true (protocol 7).
 pub(crate) fn run(turn: &mut Turn<'_>) {
     // A young round is the sign of a loss that took lease renewals with it (protocol 4.1.1).
-    if turn.context.may_expire && (planted!(YoungRoundExpires) || !correction::is_young(turn)) {
+    let is_young = correction::is_young(turn) && !planted!(YoungRoundExpires);
+    // Time that runs backwards expires nobody (protocol 2): the record's last instant, which stands in for it, may
+    // lie hours after the last word of everybody.
+    let runs_backwards = turn.context.now < turn.now;
+    if turn.context.may_expire && !is_young && !runs_backwards {
         expire(turn);
         fence_stuck_drainers(turn);
         correction::fence_stuck(turn);
         prune(turn);
     }
     holds::drop_ended(turn);
+    if turn.group.grants_from.is_some_and(|from| turn.now >= from) {
+        turn.group.grants_from = None;
+        turn.structural = true;
+    }
     correction::forget_starters(turn);
     correction::end_if_over(turn);
     keep_routing_lease(turn);

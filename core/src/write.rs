@@ -69,6 +69,9 @@ pub struct Tombstone {
     pub live_revision: u64,
     /// When it was deleted.
     pub deleted_at: Timestamp,
+    /// Until when a member of the deleted group may still be reading; a group created again grants nothing
+    /// before.
+    pub reading_until: Timestamp,
 }
 
 impl Tombstone {

@@ -76,6 +76,7 @@ fn protocol_3_a_group_created_again_starts_above_its_tombstone() {
         store_revision: 90,
         live_revision: 500,
         deleted_at: Timestamp::from_millis(START + 5_000),
+        reading_until: Timestamp::MIN,
     };
     let group = create_after(Some(&tombstone)).group;
     assert!(group.group_epoch > 40 && group.assignment_epoch == group.group_epoch);
@@ -126,6 +127,7 @@ fn protocol_3_deleting_leaves_what_the_group_had_reached() {
             store_revision: group.store_revision,
             live_revision: stamp.live_revision,
             deleted_at: bench.now.plus(7),
+            reading_until: Timestamp::MIN,
         }
     );
     assert!(tombstone.is_of(&group.key));
@@ -154,4 +156,66 @@ fn protocol_8_a_group_with_live_members_is_deleted_only_by_force() {
     bench.pass(LEASE);
     bench.tick();
     assert!(attempt(&bench, false).is_ok(), "EXPIRED is not");
+}
+
+/// A bench whose group was created again over `tombstone`.
+fn created_again(old: &Bench, tombstone: &Tombstone) -> Bench {
+    let creation = create(&key(), 4, old.now, "new", Some(tombstone), &old.settings);
+    let mut again = Bench::new(4);
+    again.now = old.now;
+    let WriteKind::Structural { aggregate, revision } = creation.write.kind else { panic!() };
+    again.fields.insert("aggregate".to_owned(), aggregate.into_bytes());
+    again.fields.insert("revision".to_owned(), revision.to_string().into_bytes());
+    again.turn(&[Command::Provisioned]);
+    again
+}
+
+#[test]
+fn protocol_4_2_a_group_created_again_grants_nothing_while_members_of_the_deleted_one_may_be_reading() {
+    let mut bench = Bench::new(4);
+    let mut p = Client::new("p", "p-1");
+    settle(&mut bench, &mut [&mut p]);
+    let lease_end = bench.group().members["p"].live.member_lease_expires_at;
+    let tombstone = delete(&bench.group(), &stamp_of(&bench), bench.now, true).unwrap();
+    assert_eq!(tombstone.reading_until, lease_end);
+    let mut again = created_again(&bench, &tombstone);
+    // Deleted and created once more in between: what is left of the first still counts.
+    let second = delete(&again.group(), &stamp_of(&again), again.now, false).unwrap();
+    assert_eq!(second.reading_until, lease_end);
+    let mut m = Client::new("m", "m-1");
+    while again.now < lease_end {
+        let answer = m.beat(&mut again);
+        assert_eq!((answer.status, assigned(&answer), pending(&answer).len()), (Status::Ok, vec![], 4));
+        again.pass(1_000);
+    }
+    assert_eq!(assigned(&m.beat(&mut again)), [0, 1, 2, 3]);
+    assert_eq!(again.group().grants_from, None);
+}
+
+#[test]
+fn protocol_3_a_group_deleted_without_readers_grants_at_once_when_created_again() {
+    let bench = Bench::new(4);
+    let tombstone = delete(&bench.group(), &stamp_of(&bench), bench.now, false).unwrap();
+    let mut again = created_again(&bench, &tombstone);
+    assert_eq!(assigned(&Client::new("m", "m-1").beat(&mut again)), [0, 1, 2, 3]);
+}
+
+#[test]
+fn protocol_2_a_damaged_tombstone_makes_no_group_that_no_load_accepts() {
+    let far = Timestamp::from_millis(i64::MAX);
+    let tombstone = Tombstone {
+        group_epoch: 1 << 62,
+        metadata_version: u64::MAX,
+        store_revision: 1 << 62,
+        live_revision: u64::MAX,
+        deleted_at: far,
+        reading_until: far,
+        ..Tombstone::default()
+    };
+    let bench = Bench::new(4);
+    let again = created_again(&bench, &tombstone);
+    let group = again.group();
+    assert!(group.updated_at <= bench.now.plus(3_600_000), "an hour ahead at most");
+    assert!(group.grants_from.is_none_or(|from| from <= bench.now.plus(3_600_000)));
+    assert_eq!((group.group_epoch, group.metadata_version), (1, 1));
 }

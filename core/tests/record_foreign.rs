@@ -294,3 +294,21 @@ fn protocol_1_what_a_terminal_member_is_recorded_to_own_is_nobodys() {
     let terminated = bench.group().members["b"].terminated_at;
     assert_eq!(terminated, Some(Timestamp::from_millis(START + LEASE)));
 }
+
+#[test]
+fn a_drain_that_names_its_shard_directly_is_read() {
+    let mut bench = Bench::new(2);
+    let mut p = Client::new("p", "p-1");
+    settle(&mut bench, &mut [&mut p]);
+    let mut aggregate: serde_json::Value = serde_json::from_slice(&bench.fields["aggregate"]).unwrap();
+    aggregate["members"]["p"]["revoking"] = serde_json::json!([{"shardIndex": 1}]);
+    aggregate["assignmentEpoch"] = serde_json::json!(77);
+    bench.fields.insert("aggregate".to_owned(), aggregate.to_string().into_bytes());
+    let group = bench.group();
+    assert!(group.members["p"].revoking.contains_key(&1));
+    assert_eq!(
+        (group.group_epoch, group.assignment_epoch),
+        (77, 77),
+        "no target of a later epoch than the group"
+    );
+}

@@ -328,3 +328,22 @@ fn rule_4_1_1_members_that_come_and_go_under_new_names_do_not_fill_the_record() 
     assert!(group.members.contains_key("passer-by-1009"));
     assert!(!bench.fields.contains_key("live:passer-by-0009"));
 }
+
+#[test]
+fn protocol_2_a_drainer_is_not_fenced_by_an_instant_that_the_record_alone_has_seen() {
+    let mut bench = Bench::new(2);
+    let (mut p, mut m) = (Client::new("p", "p-1"), Client::new("m", "m-1"));
+    settle(&mut bench, &mut [&mut p]);
+    m.beat(&mut bench);
+    p.beat_draining(&mut bench);
+    assert!(bench.group().members["p"].rebalance_deadline_at.is_some());
+    // A commit made while Redis' clock was hours ahead; the clock is right again.
+    let ahead = bench.now.plus(7 * 3_600_000);
+    bench.fields.insert("updatedAt".to_owned(), ahead.to_string().into_bytes());
+    for _ in 0..10 {
+        bench.pass(1_000);
+        assert_eq!(p.beat_draining(&mut bench).status, Status::Ok);
+        assert_eq!(m.beat(&mut bench).status, Status::Ok);
+    }
+    assert_eq!(bench.group().live_members().count(), 2);
+}

@@ -70,7 +70,7 @@ fn live_field(member_id: &str) -> String {
 }
 
 /// The hash of a tombstone. The first six fields are what tells one tombstone from another.
-pub(crate) fn tombstone_fields(tombstone: &Tombstone) -> [(&'static str, String); 7] {
+pub(crate) fn tombstone_fields(tombstone: &Tombstone) -> [(&'static str, String); 8] {
     [
         ("streamPrefix", tombstone.stream_prefix.clone()),
         ("consumerGroup", tombstone.consumer_group.clone()),
@@ -79,6 +79,7 @@ pub(crate) fn tombstone_fields(tombstone: &Tombstone) -> [(&'static str, String)
         ("storeRevision", tombstone.store_revision.to_string()),
         ("liveRevision", tombstone.live_revision.to_string()),
         ("deletedAt", tombstone.deleted_at.to_string()),
+        ("readingUntil", tombstone.reading_until.to_string()),
     ]
 }
 
@@ -112,6 +113,7 @@ pub(crate) fn tombstone_of(fields: &RawFields) -> Option<Tombstone> {
         store_revision: number("storeRevision"),
         live_revision: number("liveRevision"),
         deleted_at: instant(&text("deletedAt")).unwrap_or_default(),
+        reading_until: instant(&text("readingUntil")).unwrap_or_default(),
     })
 }
 
@@ -145,6 +147,7 @@ mod tests {
             store_revision: 0,
             live_revision: 7,
             deleted_at: Timestamp::from_millis(1_700_000_000_123),
+            reading_until: Timestamp::from_millis(1_700_000_015_123),
         };
         let fields = tombstone_fields(&tombstone);
         let fields: Vec<_> = fields.iter().map(|(name, text)| (*name, text.as_str())).collect();
