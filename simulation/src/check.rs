@@ -295,11 +295,6 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
     if group.state != GroupState::Stable || group.metadata_correction.is_some() {
         return false;
     }
-    // What a round left in somebody's hands, or an answer of it left out, is granted anew after it.
-    let is_granted = |id: &str, shard: u32| {
-        let grant = group.members.get(id).and_then(|member| member.granted.get(&shard));
-        grant.is_some_and(|grant| !grant.left_out)
-    };
     let mut readers: Vec<(u32, &str)> = Vec::new();
     for process in processes {
         readers.extend(process.touches(at).into_iter().map(|(shard, _)| (shard, process.member)));
@@ -312,9 +307,7 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
             Some((shard, id.as_str()))
         })
         .collect();
-    readers == wanted
-        && wanted.len() == group.read_set().len()
-        && wanted.iter().all(|(shard, id)| is_granted(id, *shard))
+    readers == wanted && wanted.len() == group.read_set().len()
 }
 
 /// Whether the counts tell of a round begun.
