@@ -258,7 +258,7 @@ pub(crate) fn end_if_over(turn: &mut Turn<'_>) {
         .group
         .holds
         .iter()
-        .any(|hold| hold.cause == HoldCause::LostFuture && turn.group.hold_end(hold) > turn.now);
+        .any(|hold| hold.cause == HoldCause::LostFuture && turn.group.hold_lasts(hold, turn.now));
     let all_synchronised = all_synchronised || planted!(RoundEndsUnsynchronised);
     if !all_synchronised || held || revoke_of_first_lease_is_left(turn, first_lease_end) {
         return;

@@ -212,6 +212,9 @@ fn answer_all(turn: &mut Turn<'_>, commands: &[Command], answers: Vec<Option<Ans
             && response.status != Status::Retry
         {
             view::stamp_version(turn, response);
+            if matches!(response.status, Status::SyncMetadata | Status::RevokePending) {
+                correction::note_answer(turn, &response.member_id);
+            }
         }
     }
     replies

@@ -194,7 +194,14 @@ impl Group {
     /// Whether a hold that has not ended at `now` blocks new grants of `shard`.
     #[must_use]
     pub fn is_on_hold(&self, shard: u32, now: Timestamp) -> bool {
-        self.holds.iter().any(|hold| hold.shard_index == shard && self.hold_end(hold) > now)
+        self.holds.iter().any(|hold| hold.shard_index == shard && self.hold_lasts(hold, now))
+    }
+
+    /// Whether a hold has not ended at `now`. One that moves with a lease lasts for as long as its member is live
+    /// and names the shard, also while nobody may judge that lease: its end in the record may have lost its
+    /// meaning by a jump of time.
+    pub(crate) fn hold_lasts(&self, hold: &Hold, now: Timestamp) -> bool {
+        self.hold_end(hold) > now || self.moving_hold_of(hold).is_some()
     }
 
     /// When a hold ends. One that a round set for a live member of the accepted incarnation moves with the

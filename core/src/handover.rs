@@ -8,7 +8,7 @@ use crate::member::{Grant, Member};
 use crate::settings::millis;
 use crate::shards::ShardSet;
 use crate::turn::{Transition, Turn, ranges};
-use crate::{assignment, correction};
+use crate::{assignment, correction, lost_claims};
 
 /// Whether `shard` could be granted to `id` now: its target, held by nobody else, not on hold.
 pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
@@ -128,6 +128,13 @@ pub(crate) fn keep(turn: &mut Turn<'_>, id: &str, reported: &ShardSet) -> Entitl
     let holding = turn.member(id).map(Member::holding).unwrap_or_default();
     let assigned: ShardSet =
         target.iter().filter(|shard| holding.contains(*shard) && reported.contains(*shard)).collect();
+    // What was taken over from its report is stamped, or a late report would release it again (rule 10).
+    let is_taken = |shard: &u32| turn.member(id).is_some_and(|member| !member.granted.contains_key(shard));
+    let taken: ShardSet = assigned.iter().filter(is_taken).collect();
+    if !taken.is_empty() {
+        lost_claims::lift_own_holds_on(turn, id, &taken);
+        record_grants(turn, id, &taken);
+    }
     mark_left_out(turn, id, &assigned);
     let (pending, revoking) = (target.minus(&assigned), holding.minus(&target));
     Entitlement { assigned: with_tokens(&turn.group, &assigned), pending, revoking }

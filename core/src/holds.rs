@@ -85,7 +85,7 @@ pub(crate) fn lift_what_stopped(turn: &mut Turn<'_>, request: &HeartbeatRequest)
 /// Removes holds whose time is over.
 pub(crate) fn drop_ended(turn: &mut Turn<'_>) {
     let ended: Vec<bool> =
-        turn.group.holds.iter().map(|hold| turn.group.hold_end(hold) <= turn.now).collect();
+        turn.group.holds.iter().map(|hold| !turn.group.hold_lasts(hold, turn.now)).collect();
     turn.structural |= ended.contains(&true);
     let mut ended = ended.into_iter();
     turn.group.holds.retain(|_| !ended.next().unwrap_or(false));

@@ -85,7 +85,7 @@ pub(crate) fn is_nobodys_target(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
     let is_on_hold_for_another = || {
         turn.group.holds.iter().any(|hold| {
             hold.shard_index == shard
-                && turn.group.hold_end(hold) > turn.now
+                && turn.group.hold_lasts(hold, turn.now)
                 && !is_own_round_hold(turn, hold, id)
         })
     };
@@ -116,6 +116,12 @@ pub(crate) fn hold_claims_of_member(turn: &mut Turn<'_>, request: &HeartbeatRequ
     if changed && let Some(member) = turn.touch(id) {
         member.live.lost_claims = lost;
     }
+}
+
+/// What becomes the member's own again is on no hold against it.
+pub(crate) fn lift_own_holds_on(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) {
+    let held: ShardSet = turn.group.holds.iter().map(|hold| hold.shard_index).collect();
+    lift_own_holds(turn, id, &held.minus(shards));
 }
 
 /// A synchronised report without a shard lifts the member's own hold on it (protocol 4.3).

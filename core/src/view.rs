@@ -22,9 +22,6 @@ pub(crate) fn of_member(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Hear
     } else {
         handover::grant(turn, id)
     };
-    if matches!(status, Status::SyncMetadata | Status::RevokePending) {
-        correction::note_answer(turn, id);
-    }
     let assignment_epoch = turn.group.assignment_epoch;
     let mut response = blank(turn, request, status);
     response.reason = reason(status).to_owned();

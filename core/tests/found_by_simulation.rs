@@ -3,6 +3,7 @@
 mod support;
 
 use rsc_protocol::Status;
+use support::rounds::*;
 use support::*;
 
 /// A client that reports ever higher versions is fenced and rejoins; it must not begin a round again once
@@ -54,4 +55,38 @@ fn a_former_incarnation_with_the_epoch_of_its_successor_without_instance_touches
     assert!(bench.group().members["p"].is_live());
     let mut newcomer = Client::new("p", "p-3");
     assert!(assigned(&newcomer.beat(&mut bench)).is_empty(), "what the reader reads is on hold");
+}
+
+/// A shard that a round had taken over from its owner's claim carried no grant: a heartbeat without `sequence`,
+/// late by more than a lease, released it again while it was read.
+#[test]
+fn a_late_report_does_not_release_what_a_round_took_over() {
+    let (mut bench, mut p) = lost_grant();
+    let group = bench.group();
+    let epoch = i64::try_from(group.members["p"].live.member_epoch).unwrap();
+    let mut late = bench.request("p").epoch(epoch).version(group.metadata_version).owned(&[0, 1]);
+    late.instance_id = Some("p-1".to_owned());
+    assert_eq!(p.beat(&mut bench).status, Status::SyncMetadata);
+    assert_eq!(p.beat(&mut bench).status, Status::RevokePending);
+    assert_eq!(p.owned, [0, 1, 2, 3]);
+    bench.send(late);
+    assert_eq!(bench.group().members["p"].holding(), [0, 1, 2, 3].into(), "it is still read");
+}
+
+/// Redis time jumped: the end of a hold that moves with its member's lease had lost its meaning as the lease's
+/// had, but the hold was dropped while the member was spared, and not set again: once per round.
+#[test]
+fn a_jump_of_time_does_not_end_the_hold_of_a_claim_that_is_still_named() {
+    let (mut bench, mut p, mut m) = lost_leave();
+    p.beat_draining(&mut bench);
+    let held = lost_future_holds(&bench, 2).len();
+    assert_eq!(held, 1);
+    bench.pass(10 * LEASE);
+    bench.may_expire = false;
+    bench.may_grant = false;
+    m.beat(&mut bench);
+    assert!(bench.group().members["p"].is_live(), "spared: the instance is out of service");
+    assert_eq!(lost_future_holds(&bench, 2).len(), 1, "and so is what it still drains");
+    p.beat_draining(&mut bench);
+    assert_eq!(lost_future_holds(&bench, 2).len(), 1);
 }

@@ -109,7 +109,11 @@ fn rule_5_a_claimed_shard_that_is_the_members_target_and_nobodys_is_taken_into_c
     assert_eq!(view(&answer), (Status::SyncMetadata, vec![0, 1, 2, 3], vec![], vec![]));
     let group = bench.group();
     assert_eq!(group.members["p"].current, [0, 1, 2, 3].into());
-    assert_eq!((group.holds.len(), grants(&bench)), (0, granted), "no hold against itself, no grant");
+    assert_eq!(group.holds, [], "no hold against itself");
+    let stamp = group.metadata_version;
+    let taken = [2, 3].map(|shard| group.members["p"].granted[&shard].metadata_version);
+    assert_eq!((taken, answer.metadata_version), ([stamp; 2], stamp), "stamped, as a grant would be");
+    assert_eq!(grants(&bench), granted + 2);
     assert_eq!(view(&p.beat(&mut bench)), (Status::RevokePending, vec![0, 1, 2, 3], vec![], vec![]));
     live_for(&mut bench, LEASE, &mut [&mut p]);
     assert_eq!(p.beat(&mut bench).status, Status::Ok);

@@ -4,6 +4,7 @@ use rsc_core::group::Correction;
 use rsc_core::member::Termination;
 use rsc_core::validate::validate_transition;
 use rsc_core::{Counts, Decision, Group, RawFields, Reply, Transition};
+use rsc_core::{Hold, Member};
 use rsc_protocol::admin::GroupState;
 use rsc_protocol::{HeartbeatRequest, HeartbeatResponse, Status, Timestamp};
 
@@ -54,6 +55,7 @@ pub(crate) fn commit(before: &Group, decision: &Decision, now: Timestamp, lease:
     young_round_spares(before, after, now, lease, &mut found);
     superseded_stays_so(before, decision, &mut found);
     round_ends_synchronised(before, decision, &mut found);
+    claims_stay_on_hold(before, after, now.max(before.updated_at), &mut found);
     let now = now.max(before.updated_at);
     if is_young(before.metadata_correction.as_ref(), now, lease) && !new_grants(before, after).is_empty() {
         found.push("young-round-grants-nothing: a grant in the first lease of a round".to_owned());
@@ -176,7 +178,9 @@ pub(crate) fn answer(
     let turned_away = if has_lost { None } else { turned_away(before, after, request, response) };
     turned_away
         .into_iter()
-        .chain(fork_is_noticed(before, after, request, response))
+        .chain(evidence_is_acted_upon(before, after, request, response))
+        .chain(acknowledged_stays_so(before, after, request, response))
+        .chain(late_changes_nothing(before, after, request, response, now.max(before.updated_at)))
         .chain(own_is_kept(before, after, request, response, now.max(before.updated_at)))
         .collect()
 }
@@ -211,28 +215,105 @@ fn turned_away(
     }
 }
 
-/// A live member of the accepted incarnation with the stored version and another token shows a loss; a round is
-/// on then, unless its reports are known not to be trusted (protocol 5).
-fn fork_is_noticed(
+/// Whether the request is the newest one of the accepted incarnation of a live member, which has an order.
+fn newest_of<'g>(before: &'g Group, request: &HeartbeatRequest) -> Option<&'g Member> {
+    before.members.get(&request.member_id).filter(|member| {
+        member.is_live()
+            && member.instance_id == request.instance_id
+            && request.instance_id.is_some()
+            && request.sequence > member.live.sequence
+    })
+}
+
+/// Whether its report shows that Redis lost writes (protocol 5, *Evidence*).
+fn is_evidence(before: &Group, request: &HeartbeatRequest, member: &Member) -> bool {
+    let token = request.metadata_token.as_deref().filter(|token| !token.is_empty());
+    let is_fork = request.metadata_version == before.metadata_version
+        && token.is_some_and(|token| token != before.metadata_token);
+    let epoch = u64::try_from(request.member_epoch).unwrap_or(0);
+    request.metadata_version > before.metadata_version || is_fork || epoch > member.live.member_epoch
+}
+
+/// Evidence begins a round, or begins the running one anew, unless this incarnation is known not to be
+/// trusted (protocol 5).
+fn evidence_is_acted_upon(
     before: &Group,
     after: &Group,
     request: &HeartbeatRequest,
     response: &HeartbeatResponse,
 ) -> Option<String> {
-    let member = before.members.get(&request.member_id).filter(|member| member.is_live())?;
-    let token = request.metadata_token.as_deref().filter(|token| !token.is_empty())?;
-    let is_fork = request.metadata_version == before.metadata_version && token != before.metadata_token;
+    let member = newest_of(before, request)?;
     let is_starter = before
         .correction_starters
         .iter()
         .any(|starter| starter.member_id == request.member_id && starter.instance_id == request.instance_id);
-    let counts = is_fork
-        && !is_starter
-        && member.instance_id == request.instance_id
-        && response.status != Status::Retry
-        && request.sequence > member.live.sequence;
-    (counts && after.metadata_correction.is_none())
-        .then(|| format!("fork-is-noticed: {} speaks from another history", request.request_id))
+    let counts = !is_starter && response.status != Status::Retry && is_evidence(before, request, member);
+    let name = |group: &Group| group.metadata_correction.as_ref().map(|round| round.requested_at);
+    let begins = name(after).is_some() && name(after) != name(before);
+    (counts && !begins).then(|| format!("evidence-is-acted-upon: {} shows a loss", request.request_id))
+}
+
+/// Who has synchronised in a round stays so whatever others move, unless it shows another loss (protocol 5).
+fn acknowledged_stays_so(
+    before: &Group,
+    after: &Group,
+    request: &HeartbeatRequest,
+    response: &HeartbeatResponse,
+) -> Option<String> {
+    let member = newest_of(before, request)?;
+    let round = before.metadata_correction.as_ref()?.requested_at;
+    let same_round = after.metadata_correction.as_ref().is_some_and(|later| later.requested_at == round);
+    let undone = same_round
+        && member.live.synchronised_at_round == Some(round)
+        && !is_evidence(before, request, member)
+        && response.status == Status::SyncMetadata;
+    undone.then(|| format!("acknowledged-stays-so: {} is told to synchronise again", request.request_id))
+}
+
+/// A late message changes nothing (protocol 4.1.2), and lifts no hold (4.3).
+fn late_changes_nothing(
+    before: &Group,
+    after: &Group,
+    request: &HeartbeatRequest,
+    response: &HeartbeatResponse,
+    now: Timestamp,
+) -> Option<String> {
+    let (instance, sequence) = (request.instance_id.as_ref()?, request.sequence?);
+    let member = before.members.get(&request.member_id);
+    let is_late = member.is_some_and(|member| {
+        member.is_live()
+            && member.instance_id.as_ref() == Some(instance)
+            && member.live.sequence.is_some_and(|applied| sequence < applied)
+    });
+    if is_late && response.status != Status::Retry {
+        return Some(format!("late-changes-nothing: {} {:?}", request.request_id, response.status));
+    }
+    let lifted = before.holds.iter().find(|hold| {
+        hold.member_id == request.member_id
+            && hold.instance_id.as_ref() == Some(instance)
+            && hold.sequence.is_none_or(|applied| sequence <= applied)
+            && before.hold_end(hold) > now
+            && !after
+                .holds
+                .iter()
+                .any(|later| later.shard_index == hold.shard_index && later.cause == hold.cause)
+    })?;
+    Some(format!("late-changes-nothing: {} lifts {lifted:?}", request.request_id))
+}
+
+/// While a live member's reports name a shard of a lost future, its hold reaches to the end of its lease; for
+/// its rebalance timeout at most (protocol 4.3).
+fn claims_stay_on_hold(before: &Group, after: &Group, now: Timestamp, found: &mut Vec<String>) {
+    for (id, member) in after.live_members() {
+        for shard in member.live.lost_claims.iter() {
+            let mine = |hold: &&Hold| hold.shard_index == shard && hold.member_id == *id && hold.moves;
+            let covers = |hold: &Hold| after.hold_end(hold) >= member.live.member_lease_expires_at;
+            let was = before.holds.iter().any(|hold| mine(&hold) && before.hold_end(hold) > now);
+            if was && after.holds.iter().filter(mine).any(|hold| !covers(hold)) {
+                found.push(format!("claims-stay-on-hold: {id} still names shard {shard}"));
+            }
+        }
+    }
 }
 
 /// What a member reads, is its target, held by no other and on no hold, a round leaves to it (protocol 5).
@@ -295,11 +376,6 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
     if group.state != GroupState::Stable || group.metadata_correction.is_some() {
         return false;
     }
-    // What a round left in somebody's hands, or an answer of it left out, is granted anew after it.
-    let is_granted = |id: &str, shard: u32| {
-        let grant = group.members.get(id).and_then(|member| member.granted.get(&shard));
-        grant.is_some_and(|grant| !grant.left_out)
-    };
     let mut readers: Vec<(u32, &str)> = Vec::new();
     for process in processes {
         readers.extend(process.touches(at).into_iter().map(|(shard, _)| (shard, process.member)));
@@ -312,9 +388,7 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
             Some((shard, id.as_str()))
         })
         .collect();
-    readers == wanted
-        && wanted.len() == group.read_set().len()
-        && wanted.iter().all(|(shard, id)| is_granted(id, *shard))
+    readers == wanted && wanted.len() == group.read_set().len()
 }
 
 /// Whether the counts tell of a round begun.

@@ -199,16 +199,12 @@ impl World {
         }
     }
 
-    /// Two processes of one id without `instanceId` cannot be told apart once Redis forgot the join of one of
-    /// them: it is answered as the one that Redis knows, until it is fenced or joins anew (protocol 5, *What
-    /// remains*).
+    /// Two processes of one id without `instanceId` cannot be told apart while one of them speaks from a lost
+    /// future: its join may be lost, and its epoch looks like a later one of whoever Redis knows. It is
+    /// answered as that one until it joins anew (protocol 5, *What remains*).
     fn mark_indistinguishable(&mut self) {
-        let Some(stored) = self.redis.stored.clone() else { return };
-        for process in &mut self.processes {
-            let accepted = stored.group.members.get(process.member).map(|it| it.join_request_id.as_str());
-            let forgot = |join: &String| Some(join.as_str()) != accepted;
-            process.is_forgotten |=
-                !process.kind.has_instance() && process.lives_by.as_ref().is_some_and(forgot);
+        for process in self.processes.iter_mut().filter(|process| process.alive) {
+            process.is_forgotten |= !process.kind.has_instance() && process.has_joined;
         }
     }
 

@@ -75,11 +75,10 @@ pub(crate) struct Process {
     lies: u64,
     /// Numbers its timers: only the newest one counts.
     pub(crate) timer: u64,
-    /// `requestId` of the join that its membership began with: the last one sent, as an answer may be on its
-    /// way.
-    pub(crate) lives_by: Option<String>,
-    /// It sends no `instanceId`, and Redis forgot its join: it cannot be told from another process of its id
-    /// (protocol 5, *What remains*).
+    /// It has sent a join.
+    pub(crate) has_joined: bool,
+    /// It sends no `instanceId`, and Redis lost writes since it joined: it cannot be told from another process of
+    /// its id (protocol 5, *What remains*).
     pub(crate) is_forgotten: bool,
     /// It was asked to leave.
     pub(crate) is_leaving: bool,
@@ -134,7 +133,7 @@ impl Process {
             never_finishes: false,
             lies: 0,
             timer: 0,
-            lives_by: None,
+            has_joined: false,
             is_forgotten: false,
             is_leaving: false,
             refused: false,
@@ -217,10 +216,6 @@ impl Process {
             }
             client.time(now)
         });
-        let starts_over = |status| matches!(status, Status::FencedMemberEpoch | Status::UnknownMemberId);
-        if response.is_some_and(|response| starts_over(response.status)) && self.touches(at).is_empty() {
-            self.is_forgotten = false;
-        }
         if response.is_some_and(|response| response.status == Status::InvalidRequest) {
             self.refused |= self.is_over();
         }
@@ -297,7 +292,8 @@ impl Process {
     /// Takes away what this kind of client does not send.
     fn dress(&mut self, request: &mut HeartbeatRequest) {
         if request.member_epoch == 0 {
-            self.lives_by = Some(request.request_id.clone());
+            self.has_joined = true;
+            self.is_forgotten = false;
         }
         match self.kind {
             Kind::Full | Kind::Old => {}

@@ -91,6 +91,10 @@ fn heal(world: &mut World, began: i64) -> i64 {
 
 /// A group that has healed stays so: steady heartbeats move nothing (protocol 4.1).
 fn stay_healed(world: &mut World) {
+    // What a round left in somebody's hands, or an answer of it left out, is granted anew by the next heartbeat.
+    let settled = world.at + 2 * world.timing.heartbeat + world.timing.request_timeout;
+    advance(world, settled);
+    world.at = settled;
     let version = world.redis.stored.as_ref().map(|stored| stored.group.metadata_version);
     let until = world.at + world.timing.lease;
     advance(world, until);
