@@ -263,6 +263,24 @@ async fn a_hanging_redis_does_not_hold_up_the_end() {
 }
 
 #[tokio::test]
+async fn a_body_that_does_not_arrive_delays_no_end() {
+    let mut daemon = Daemon::memory().start();
+    let mut stalled = RawConnection::open(daemon.address()).await;
+    let head = "POST /coord/v1/streams/orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n";
+    stalled.send(head.as_bytes()).await;
+    stalled.send(b"{\"a").await;
+    wait_until("the request has begun", async || {
+        let metrics = String::from_utf8(daemon.api().get("/metrics").await.body).unwrap();
+        metrics.contains("rsc_http_requests_in_flight 2")
+    })
+    .await;
+    daemon.terminate();
+    let answer = stalled.answer(false).await;
+    assert_eq!((answer.status, answer.json()["errorCode"].as_str()), (503, Some("COORDINATOR_TERMINATING")));
+    assert_eq!(daemon.wait_for_exit().code(), Some(0), "{}", daemon.log());
+}
+
+#[tokio::test]
 async fn an_address_in_use_stops_the_start_with_its_key() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -77,7 +77,9 @@ impl Refusal {
         Refusal::store(error)
     }
 
-    pub(crate) fn terminating() -> Self {
+    /// This instance is shutting down (protocol 9).
+    #[must_use]
+    pub fn terminating() -> Self {
         Refusal::new(
             ErrorCode::CoordinatorTerminating,
             "this coordinator is shutting down: ask another instance",

@@ -163,7 +163,8 @@ fn created_again(old: &Bench, tombstone: &Tombstone) -> Bench {
     let creation = create(&key(), 4, old.now, "new", Some(tombstone), &old.settings);
     let mut again = Bench::new(4);
     again.now = old.now;
-    let WriteKind::Structural { aggregate, revision } = creation.write.kind else { panic!() };
+    let aggregate = rsc_core::record::aggregate(&creation.group).unwrap();
+    let revision = creation.group.store_revision;
     again.fields.insert("aggregate".to_owned(), aggregate.into_bytes());
     again.fields.insert("revision".to_owned(), revision.to_string().into_bytes());
     again.turn(&[Command::Provisioned]);

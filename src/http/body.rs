@@ -8,6 +8,7 @@ use actix_web::web::{Bytes, BytesMut, Data};
 use actix_web::{FromRequest, HttpRequest};
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
+use rsc_actors::Refusal;
 use rsc_protocol::ErrorCode;
 use serde::de::DeserializeOwned;
 
@@ -31,12 +32,28 @@ impl<T: DeserializeOwned + 'static> FromRequest for JsonBody<T> {
         let limit = request.app_data::<Data<ServerState>>().map_or(0, |state| state.max_body);
         let acceptable = check_headers(request, limit);
         let payload = payload.take();
+        let state = request.app_data::<Data<ServerState>>().cloned();
         Box::pin(async move {
             acceptable?;
-            let body = read_within(BODY_TIMEOUT, payload, limit).await?;
+            let body = tokio::select! {
+                biased;
+                body = read_within(BODY_TIMEOUT, payload, limit) => body?,
+                () = terminating(state) => return Err(Refusal::terminating().into()),
+            };
             json::parse(&body).map(JsonBody).map_err(ApiError::invalid)
         })
     }
+}
+
+/// Resolves once the coordinator has been terminating for long enough for a body that is on its way: who does
+/// not send the rest must not delay the end (protocol 9).
+async fn terminating(state: Option<Data<ServerState>>) {
+    const GRACE: Duration = Duration::from_millis(300);
+    let Some(state) = state else { return std::future::pending().await };
+    while !state.coordinator.is_terminating() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tokio::time::sleep(GRACE).await;
 }
 
 fn check_headers(request: &HttpRequest, limit: usize) -> Result<(), ApiError> {

@@ -74,6 +74,7 @@ behaviour! {
         create_removes_the_tombstone_and_goes_on_above_it,
         create_by_a_lease_only_write_is_refused,
         a_damaged_or_foreign_tombstone_stops_nobody,
+        a_commit_to_a_restored_group_removes_its_tombstone,
         delete_leaves_a_tombstone_for_a_day_and_frees_the_mutex,
         delete_with_a_stale_stamp_is_refused,
         delete_without_a_stamp_takes_whatever_is_there,

@@ -91,6 +91,7 @@ impl MemoryStore {
         if keyspace.persist(&metadata) {
             meter::ttl_removed();
         }
+        keyspace.remove(&self.keys.tombstone(group));
         self.append_history(&mut keyspace, group, write);
         Ok(Outcome::Applied(change.stamp))
     }

@@ -265,7 +265,7 @@ impl GroupStore for RedisStore {
             vec![token.as_str(), &revision, &live_revision, &write_id, history, &set_items];
         arguments.extend(change.set.iter().flat_map(|(name, text)| [name.as_ref(), text.as_ref()]));
         arguments.extend(change.remove.iter().map(String::as_str));
-        let keys = [metadata.as_str(), &mutex, &self.keys.history(group)];
+        let keys = [metadata.as_str(), &mutex, &self.keys.history(group), &self.keys.tombstone(group)];
         let answer = self.run(&SCRIPTS.commit, &keys, &arguments).await;
         let outcome = self.outcome(answer, &mutex, change.stamp);
         meter::wrote(Operation::of(&write.kind), &outcome);

@@ -24,6 +24,7 @@ fn tombstone(group: &GroupKey) -> Tombstone {
         store_revision: 33,
         live_revision: 44,
         deleted_at: Timestamp::from_millis(1_700_000_000_000),
+        reading_until: Timestamp::from_millis(1_700_000_015_000),
     }
 }
 
@@ -121,6 +122,21 @@ pub(crate) async fn create_removes_the_tombstone_and_goes_on_above_it(world: &Wo
     let stamp = applied(world.store.create(&group, &token, Some(&read), &structural("{}", 34)).await);
     assert_eq!((stamp.revision, stamp.live_revision), (34, 45));
     assert_eq!(world.kind(&world.keys.tombstone(&group)), "none");
+}
+
+pub(crate) async fn a_commit_to_a_restored_group_removes_its_tombstone(world: &World) {
+    let group = group("orders");
+    deleted(world, &group, &tombstone(&group)).await;
+    let restored: &[(&str, &[u8])] = &[("aggregate", b"{}"), ("revision", b"7")];
+    world.put_hash(&world.keys.metadata(&group), restored);
+    let stamp = Stamp { revision: 7, ..Stamp::default() };
+    let (token, _) = enter(&*world.store, &group, None).await;
+    applied(world.store.commit(&group, &token, &stamp, &lease_only(&[("m", "{}")])).await);
+    assert_eq!(
+        world.kind(&world.keys.tombstone(&group)),
+        "none",
+        "or a later loss would pass for a deletion"
+    );
 }
 
 pub(crate) async fn create_by_a_lease_only_write_is_refused(world: &World) {
