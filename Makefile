@@ -40,3 +40,9 @@ check:
 fix:
 	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	$(CARGO) fmt --all
+
+# Seeds of a long run of the simulation, FROM..TO; it goes on where it was interrupted.
+SEEDS ?= 0..10000
+.PHONY: simulate
+simulate: ## a long run of the simulation: make simulate SEEDS=0..100000
+	cargo run --locked --release -p rsc-simulation -- run --seeds $(SEEDS) --resume target/simulation-$(SEEDS).json
