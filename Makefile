@@ -1,12 +1,13 @@
 # make dev      a first look: builds rsc, runs a coordinator with a demo stream and three consumers
 # make test     the tests, and what they need
 # make verify   what CI runs: format, lints, documentation, tests; changes no file of the tree
+# make simulate a long run of the simulation, SEEDS=FROM..TO
 # make fix      formats, and applies what clippy can mend by itself
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := dev
-.PHONY: dev test test-needs verify check fix
+.PHONY: dev test test-needs verify check fix simulate
 
 CARGO ?= cargo
 # Arguments of `rsc dev`, e.g. make dev ARGS='--listen 127.0.0.1:9000'
@@ -43,6 +44,5 @@ fix:
 
 # Seeds of a long run of the simulation, FROM..TO; it goes on where it was interrupted.
 SEEDS ?= 0..10000
-.PHONY: simulate
-simulate: ## a long run of the simulation: make simulate SEEDS=0..100000
-	cargo run --locked --release -p rsc-simulation -- run --seeds $(SEEDS) --resume target/simulation-$(SEEDS).json
+simulate:
+	$(CARGO) run --locked --release -p rsc-simulation -- run --seeds $(SEEDS) --resume target/simulation-$(SEEDS).json

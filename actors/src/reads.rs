@@ -111,6 +111,7 @@ pub(crate) async fn groups(shared: &Arc<Shared>) -> Result<GroupList, Refusal> {
     let failed = |error: StoreError| Refusal::store_logged(&error, "list the groups", "");
     let entries = shared.store.index().await.map_err(failed)?;
     let mut list = GroupList { groups: Vec::new(), missing: Vec::new() };
+    list.groups.extend(unnamed(shared, &entries).await.map_err(failed)?);
     let mut looked_up = futures_util::stream::iter(entries)
         .map(|entry| async move {
             let listed = look_up(shared, candidates(&entry)).await;
@@ -131,6 +132,30 @@ pub(crate) async fn groups(shared: &Arc<Shared>) -> Result<GroupList, Refusal> {
     });
     list.missing.sort();
     Ok(list)
+}
+
+/// Groups that this instance has served and the index does not name: an emptied Redis must not make the overview
+/// green.
+async fn unnamed(shared: &Arc<Shared>, entries: &[String]) -> Result<Vec<GroupResponse>, StoreError> {
+    let mut found = Vec::new();
+    for group in shared.registry.groups() {
+        let named = format!("{{{}}}:metadata", group.joined());
+        let is_named = entries.iter().any(|entry| entry.ends_with(&named));
+        if is_named || !shared.registry.is_known_to_exist(&group) {
+            continue;
+        }
+        match look_up(shared, vec![group.clone()]).await? {
+            Listed::Record { loaded, .. } => found.push(loaded.group.response()),
+            Listed::Unreadable { group, what } => {
+                found.push(unhealthy(&group, None, &Refusal::corrupt(&group, &what)));
+            }
+            Listed::Missing { .. } | Listed::NoGroup => {
+                found.push(unhealthy(&group, None, &Refusal::missing(&group)));
+            }
+            Listed::Deleted { .. } => {}
+        }
+    }
+    Ok(found)
 }
 
 /// What producers of a group are told (protocol 7).

@@ -86,6 +86,21 @@ fn everything_gone_at_once_is_missing_for_whoever_knew_the_group() {
 }
 
 #[test]
+fn an_emptied_redis_does_not_make_the_overview_green() {
+    in_system(async {
+        let server = RedisServer::start();
+        let coordinator = start(patient("a"), &server.store());
+        create(&coordinator, &orders(), 4).await;
+        Member::new("m1").beat_ok(&coordinator, &orders()).await;
+        let _: String = server.run(&redis::cmd("FLUSHALL"));
+        let list = coordinator.groups().await.unwrap();
+        assert_eq!(list.groups.len(), 1, "{list:?}");
+        assert!(!list.groups[0].healthy);
+        assert_eq!(list.groups[0].error_code, Some(rsc_protocol::ErrorCode::GroupMetadataMissing));
+    });
+}
+
+#[test]
 fn an_unreadable_record_is_shown_and_refused_and_never_written_over() {
     in_system(async {
         let server = RedisServer::start();
