@@ -9,6 +9,7 @@ loopback addresses only.
 """
 import argparse
 import json
+import os
 import re
 import socket
 import subprocess
@@ -123,7 +124,7 @@ def main():
     daemon = Daemon(arguments.url)
     steady = []
     for group in range(arguments.groups):
-        stream = f"bench{arguments.groups}x{arguments.members}-{group}"
+        stream = f"bench{arguments.groups}x{arguments.members}-{os.getpid()}-{group}"
         creation = {"requestedBy": "bench", "initialShardCount": max(arguments.members, 12)}
         status, answer = daemon.post(f"/coord/v1/streams/{stream}", creation)
         if status not in (201, 409):
