@@ -57,7 +57,14 @@ pub(crate) fn commit(before: &Group, decision: &Decision, now: Timestamp, lease:
     round_ends_synchronised(before, decision, &mut found);
     claims_stay_on_hold(before, after, now.max(before.updated_at), &mut found);
     let now = now.max(before.updated_at);
-    if is_young(before.metadata_correction.as_ref(), now, lease) && !new_grants(before, after).is_empty() {
+    // What its reader claims is stamped when it is its own already, or nobody's: taken over, not granted.
+    let is_new = |(shard, id): &(u32, String)| {
+        let held = before.members.get(id).is_some_and(|former| former.is_live() && former.holds(*shard));
+        !held && !after.members.get(id).is_some_and(|member| member.current.contains(*shard))
+    };
+    if is_young(before.metadata_correction.as_ref(), now, lease)
+        && new_grants(before, after).iter().any(is_new)
+    {
         found.push("young-round-grants-nothing: a grant in the first lease of a round".to_owned());
     }
     found

@@ -25,6 +25,8 @@ pub(crate) struct Pending {
     pub(crate) decision: Rc<Decision>,
     /// The stamp it was decided on.
     pub(crate) expected: Stamp,
+    /// When it was decided.
+    pub(crate) decided_at: i64,
     /// Redis time as *enter* returned it.
     pub(crate) now: rsc_protocol::Timestamp,
     /// Heartbeats that it answers.

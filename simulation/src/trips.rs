@@ -56,7 +56,7 @@ impl World {
     /// A heartbeat arrives.
     pub(crate) fn arrive(&mut self, coordinator: usize, process: usize, request: Rc<HeartbeatRequest>) {
         if !self.coordinators[coordinator].alive {
-            self.respond(process, &request.request_id, None);
+            self.respond(process, &request.request_id, None, self.at);
             return;
         }
         self.coordinators[coordinator].queue.push_back(Job { request, process });
@@ -66,7 +66,13 @@ impl World {
     }
 
     /// An answer leaves for a process.
-    fn respond(&mut self, process: usize, request_id: &str, response: Option<HeartbeatResponse>) {
+    fn respond(
+        &mut self,
+        process: usize,
+        request_id: &str,
+        response: Option<HeartbeatResponse>,
+        decided_at: i64,
+    ) {
         if self.is_lost(process) {
             self.tell(|_| format!("         the answer to {request_id} is lost"));
             return;
@@ -75,7 +81,7 @@ impl World {
             let arrives = self.at + self.travel();
             let response = response.clone().map(Box::new);
             let request_id = request_id.to_owned();
-            self.schedule(arrives, Event::Answer { process, request_id, response });
+            self.schedule(arrives, Event::Answer { process, request_id, response, decided_at });
         }
     }
 
@@ -392,6 +398,7 @@ impl World {
         let pending = Pending {
             decision: Rc::clone(&decision),
             now: decided_on,
+            decided_at: now,
             expected,
             jobs,
             notices_loss,
@@ -484,7 +491,10 @@ impl World {
         let Some(turn) = self.coordinators[index].turn.take() else { return };
         match retry {
             Some(reason) => self.refuse(turn.jobs, reason),
-            None => turn.jobs.iter().for_each(|job| self.respond(job.process, &job.request.request_id, None)),
+            None => turn
+                .jobs
+                .iter()
+                .for_each(|job| self.respond(job.process, &job.request.request_id, None, self.at)),
         }
         self.end_turn(index);
     }
@@ -492,7 +502,7 @@ impl World {
     fn refuse(&mut self, jobs: Vec<Job>, reason: &str) {
         for job in jobs {
             let response = view::without_group(&job.request, Status::Retry, reason, &self.timing.core);
-            self.respond(job.process, &job.request.request_id, Some(response));
+            self.respond(job.process, &job.request.request_id, Some(response), self.at);
         }
     }
 
@@ -505,7 +515,7 @@ impl World {
                 Reply::Heartbeat(response) => Some((**response).clone()),
                 Reply::Refused { .. } | Reply::Done => None,
             };
-            self.respond(job.process, &job.request.request_id, response);
+            self.respond(job.process, &job.request.request_id, response, pending.decided_at);
         }
     }
 

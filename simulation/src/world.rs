@@ -25,7 +25,7 @@ pub(crate) enum Event {
     /// A heartbeat reaches a coordinator.
     Request { coordinator: usize, process: usize, request: Rc<HeartbeatRequest> },
     /// An answer, or the certainty that there is none, reaches a process.
-    Answer { process: usize, request_id: String, response: Option<Box<HeartbeatResponse>> },
+    Answer { process: usize, request_id: String, response: Option<Box<HeartbeatResponse>>, decided_at: i64 },
     /// A process wakes.
     Wake { process: usize, timer: u64 },
     /// A drain is done.
@@ -279,8 +279,11 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Request { coordinator, process, request } => self.arrive(coordinator, process, request),
-            Event::Answer { process, request_id, response } => {
-                self.answer(process, &request_id, response.as_deref());
+            Event::Answer { process, request_id, response, decided_at } => {
+                if !self.processes[process].is_over() {
+                    let wishes = self.processes[process].answered(self.at, &request_id, response.as_deref());
+                    self.carry_out_by(process, wishes, decided_at);
+                }
             }
             Event::Wake { process, timer } => {
                 if self.processes[process].timer == timer && !self.processes[process].is_over() {
@@ -316,16 +319,13 @@ impl World {
         self.carry_out(number, wishes);
     }
 
-    fn answer(&mut self, process: usize, request_id: &str, response: Option<&HeartbeatResponse>) {
-        if self.processes[process].is_over() {
-            return;
-        }
-        let wishes = self.processes[process].answered(self.at, request_id, response);
-        self.carry_out(process, wishes);
-    }
-
     /// Does what a process wants, and sets its timer.
     pub(crate) fn carry_out(&mut self, process: usize, wishes: Vec<Wish>) {
+        self.carry_out_by(process, wishes, self.at);
+    }
+
+    /// The same, by an answer that was decided at that instant.
+    fn carry_out_by(&mut self, process: usize, wishes: Vec<Wish>, decided_at: i64) {
         let mut has_started = false;
         for wish in wishes {
             match wish {
@@ -337,7 +337,7 @@ impl World {
                 Wish::Started(shard) => {
                     has_started = true;
                     self.tell(|_| format!("process {process} reads shard {shard}"));
-                    self.processes[process].started.insert(shard, self.at);
+                    self.processes[process].started.insert(shard, decided_at);
                     let member = self.processes[process].member;
                     if !self.grants.iter().any(|grant| grant.shard == shard && grant.member == member) {
                         self.violate(format!("recorded-before-answered: {member} reads shard {shard}"));
@@ -398,6 +398,7 @@ impl World {
     /// remains*).
     fn excuse(&self, shard: u32, one: usize, other: usize) -> Option<i64> {
         let (first, second) = (&self.processes[one], &self.processes[other]);
+        let lease = self.timing.lease;
         if first.member == second.member
             && !first.kind.has_instance()
             && !second.kind.has_instance()
@@ -405,8 +406,11 @@ impl World {
         {
             return Some(i64::MAX);
         }
+        // What its twin says is taken for its own word: that it left, that it gave a shard back.
+        if self.has_indistinguishable_twin(one) || self.has_indistinguishable_twin(other) {
+            return Some(self.at + lease);
+        }
         // A grant made between a loss and its first sign, for at most one lease of the party that was lost.
-        let lease = self.timing.lease;
         let latest = |member: &str| {
             self.grants.iter().rev().find(|grant| grant.shard == shard && grant.member == member)
         };
@@ -417,11 +421,31 @@ impl World {
             };
             self.losses.iter().filter(is_unaware).map(|loss| loss.at + lease).max()
         });
+        // The same by an answer that repeats a grant which the record has again.
+        let started = [first, second].into_iter().filter_map(|process| process.started.get(&shard));
+        let by_repetition = started.filter_map(|at| {
+            let is_unaware =
+                |loss: &&Loss| *at >= loss.at && loss.noticed_at.is_none_or(|noticed| *at <= noticed);
+            self.losses.iter().filter(is_unaware).map(|loss| loss.at + lease).max()
+        });
         // A grant by an instance that cannot know that time has jumped.
         let by_jump = grants.iter().filter(|grant| grant.is_blind).filter_map(|grant| {
             self.jumps.iter().filter(|jump| grant.at >= **jump).map(|jump| jump + lease).max()
         });
-        by_loss.chain(by_jump).max().filter(|until| *until > self.at)
+        by_loss.chain(by_repetition).chain(by_jump).max().filter(|until| *until > self.at)
+    }
+
+    /// Whether a process shares its id with another that cannot be told from it (protocol 5, *What remains*).
+    fn has_indistinguishable_twin(&self, index: usize) -> bool {
+        let process = &self.processes[index];
+        let is_twin = |(other, twin): (usize, &Process)| {
+            other != index
+                && twin.member == process.member
+                && twin.has_joined
+                && !twin.kind.has_instance()
+                && (twin.is_forgotten || process.is_forgotten)
+        };
+        !process.kind.has_instance() && self.processes.iter().enumerate().any(is_twin)
     }
 
     /// An excused overlap of two readers ends in time. (Who only drains any more has been told to stop, and
