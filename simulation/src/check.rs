@@ -187,6 +187,8 @@ pub(crate) fn answer(
         .into_iter()
         .chain(evidence_is_acted_upon(before, after, request, response))
         .chain(acknowledged_stays_so(before, after, request, response))
+        .chain(absence_releases(before, after, request, response))
+        .chain(stranger_is_fenced(before, request, response))
         .chain(late_changes_nothing(before, after, request, response, now.max(before.updated_at)))
         .chain(own_is_kept(before, after, request, response, now.max(before.updated_at)))
         .collect()
@@ -275,6 +277,47 @@ fn acknowledged_stays_so(
         && !is_evidence(before, request, member)
         && response.status == Status::SyncMetadata;
     undone.then(|| format!("acknowledged-stays-so: {} is told to synchronise again", request.request_id))
+}
+
+/// Who has synchronised gives back what its report no longer names, whatever others move (protocol 5).
+fn absence_releases(
+    before: &Group,
+    after: &Group,
+    request: &HeartbeatRequest,
+    response: &HeartbeatResponse,
+) -> Option<String> {
+    let member = newest_of(before, request)?;
+    let round = before.metadata_correction.as_ref()?.requested_at;
+    let later = after.members.get(&request.member_id)?;
+    let counts = member.live.synchronised_at_round == Some(round)
+        && after.metadata_correction.as_ref().is_some_and(|later| later.requested_at == round)
+        && response.status == Status::RevokePending
+        && !is_evidence(before, request, member);
+    let named = |shard: u32| {
+        request.owned_shards.iter().any(|one| one.shard_index == shard)
+            || request.revoking_shards.iter().any(|one| one.shard.shard_index == shard && !one.is_finished())
+    };
+    let is_older = |shard: u32| {
+        member.granted.get(&shard).is_none_or(|grant| grant.metadata_version <= request.metadata_version)
+    };
+    let kept =
+        member.holding().iter().find(|shard| !named(*shard) && is_older(*shard) && later.holds(*shard))?;
+    counts.then(|| format!("absence-releases: {} gave shard {kept} back", request.request_id))
+}
+
+/// Another incarnation than the accepted one is answered by nothing that could make it a member (rule 3a).
+fn stranger_is_fenced(
+    before: &Group,
+    request: &HeartbeatRequest,
+    response: &HeartbeatResponse,
+) -> Option<String> {
+    let member = before.members.get(&request.member_id).filter(|member| member.is_live())?;
+    let is_stranger = member.instance_id.is_some()
+        && member.instance_id != request.instance_id
+        && request.member_epoch != 0;
+    let is_answered = matches!(response.status, Status::Ok | Status::SyncMetadata | Status::RevokePending);
+    (is_stranger && is_answered)
+        .then(|| format!("stranger-is-fenced: {} {:?}", request.request_id, response.status))
 }
 
 /// A late message changes nothing (protocol 4.1.2), and lifts no hold (4.3).
