@@ -163,30 +163,27 @@ impl World {
                 });
             }
             Event::Release { token } => self.redis.release(&token),
-            Event::Entered { coordinator, life, trip, redis_time, entered } => {
-                if self.is_current(coordinator, life, trip) {
-                    self.entered(coordinator, redis_time, entered);
-                }
+            Event::Entered { coordinator, life, trip, redis_time, entered }
+                if self.is_current(coordinator, life, trip) =>
+            {
+                self.entered(coordinator, redis_time, entered);
             }
-            Event::Committed { coordinator, life, trip, committed } => {
-                if self.is_current(coordinator, life, trip) {
-                    self.committed(coordinator, committed);
-                }
+            Event::Committed { coordinator, life, trip, committed }
+                if self.is_current(coordinator, life, trip) =>
+            {
+                self.committed(coordinator, committed);
             }
-            Event::TimedOut { coordinator, life, trip } => {
-                if self.is_current(coordinator, life, trip) {
-                    self.timed_out(coordinator);
-                }
+            Event::TimedOut { coordinator, life, trip } if self.is_current(coordinator, life, trip) => {
+                self.timed_out(coordinator);
             }
-            Event::Continue { coordinator, life, step } => {
+            Event::Continue { coordinator, life, step }
                 if self.coordinators[coordinator].life == life
-                    && self.coordinators[coordinator].turn.is_some()
-                {
-                    match step {
-                        Step::Enter => self.send_enter(coordinator),
-                        Step::Commit(pending) => self.send_commit(coordinator, *pending),
-                        Step::Reply(pending) => self.reply(coordinator, &pending),
-                    }
+                    && self.coordinators[coordinator].turn.is_some() =>
+            {
+                match step {
+                    Step::Enter => self.send_enter(coordinator),
+                    Step::Commit(pending) => self.send_commit(coordinator, *pending),
+                    Step::Reply(pending) => self.reply(coordinator, &pending),
                 }
             }
             Event::Tick { coordinator, life, timer } => {

@@ -329,7 +329,7 @@ impl World {
         let mut has_started = false;
         for wish in wishes {
             match wish {
-                Wish::Send(request) => self.send(process, request),
+                Wish::Send(request) => self.send(process, *request),
                 Wish::Drain(shard) => {
                     let takes = self.drain_time(process);
                     self.schedule(self.at + takes, Event::Drained { process, shard });

@@ -1,5 +1,6 @@
 //! A fixed number of schedules without a violation, and the proof that the simulation would notice: each planted
 //! fault is found within a bounded number of seeds, which are clean without it.
+#![expect(clippy::panic, reason = "a test's helpers may fail the test")]
 
 use rsc_simulation::plan::{FaultMix, Mix, Plan, Planted};
 use rsc_simulation::run::run;
