@@ -5,13 +5,16 @@
 //! consumers'. After every step every invariant is checked, above all that no shard is read by two processes
 //! that believe in their lease. `docs/simulation.md` says how to use it.
 
+mod belief;
 mod check;
 mod coordinator;
 mod dice;
 mod disrupt;
+mod messages;
 mod old_client;
 pub mod plan;
 mod process;
+mod processes;
 mod redis;
 pub mod report;
 pub mod run;
