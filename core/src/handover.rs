@@ -122,12 +122,17 @@ pub(crate) fn keep(turn: &mut Turn<'_>, id: &str, reported: &ShardSet) -> Entitl
     let holding = turn.member(id).map(Member::holding).unwrap_or_default();
     let assigned: ShardSet =
         target.iter().filter(|shard| holding.contains(*shard) && reported.contains(*shard)).collect();
-    // What was taken over from its report is stamped, or a late report would release it again (rule 10).
+    // What was taken over from its report is stamped, or a late report would release it again (rule 10); not
+    // while another's hold is on it, which blocks every new stamp and lets nobody else have it.
     let is_taken = |shard: &u32| turn.member(id).is_some_and(|member| !member.granted.contains_key(shard));
     let taken: ShardSet = assigned.iter().filter(is_taken).collect();
     if !taken.is_empty() {
         lost_claims::lift_own_holds_on(turn, id, &taken);
-        record_grants(turn, id, &taken);
+        let stamped: ShardSet =
+            taken.iter().filter(|shard| !turn.group.is_on_hold(*shard, turn.now)).collect();
+        if !stamped.is_empty() {
+            record_grants(turn, id, &stamped);
+        }
     }
     mark_left_out(turn, id, &assigned);
     let (pending, revoking) = (target.minus(&assigned), holding.minus(&target));

@@ -89,3 +89,18 @@ fn a_jump_of_time_does_not_end_the_hold_of_a_claim_that_is_still_named() {
     p.beat_draining(&mut bench);
     assert_eq!(lost_future_holds(&bench, 2).len(), 1);
 }
+
+/// In one batch a member's claim was taken over and another party's hold was set on the same shard: the stamp of
+/// what was taken over is a new one and waits for the hold, the shard stays its reader's.
+#[test]
+fn a_shard_taken_over_beside_a_new_hold_is_stamped_when_the_hold_is_over() {
+    let (mut bench, mut p) = lost_grant();
+    let ahead = p.version + 1;
+    let taken = p.request(&mut bench, true);
+    let stranger = bench.request("stranger").epoch(3).version(ahead).owned(&[2]);
+    bench.turn(&[heartbeat(taken), heartbeat(stranger)]);
+    let member = &bench.group().members["p"];
+    assert_eq!(member.holding(), [0, 1, 2, 3].into());
+    assert_eq!([2, 3].map(|shard| member.granted.contains_key(&shard)), [false, true]);
+    assert_eq!(lost_future_holds(&bench, 2).len(), 1);
+}
