@@ -4,20 +4,17 @@
 //! [`rsc_core::decide()`] and [`rsc_core::load`] on the coordinators' side, [`rsc_client::decision`] on the
 //! consumers'. After every step every invariant is checked, above all that no shard is read by two processes
 //! that believe in their lease. `docs/simulation.md` says how to use it.
-#![expect(
-    clippy::too_many_arguments,
-    clippy::collapsible_match,
-    clippy::large_enum_variant,
-    reason = "a model of messages: their arms stand beside each other as the protocol lists them"
-)]
 
+mod belief;
 mod check;
 mod coordinator;
 mod dice;
 mod disrupt;
+mod messages;
 mod old_client;
 pub mod plan;
 mod process;
+mod processes;
 mod redis;
 pub mod report;
 pub mod run;

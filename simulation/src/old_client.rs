@@ -72,7 +72,8 @@ impl OldClient {
             return None;
         }
         let next = self.in_flight.as_ref().map_or(self.due_at, |(_, sent)| sent + self.timeout);
-        Some(self.lease_until.map_or(next, |until| next.min(until)))
+        let lease_end = self.lease_until.filter(|_| !self.ignores_lease_end);
+        Some(lease_end.map_or(next, |until| next.min(until)))
     }
 
     fn check_lease(&mut self, now: i64) {

@@ -42,7 +42,7 @@ enum Machine {
 #[derive(Debug)]
 pub(crate) enum Wish {
     /// Send this.
-    Send(HeartbeatRequest),
+    Send(Box<HeartbeatRequest>),
     /// A shard is to be drained: tell when it is.
     Drain(u32),
     /// A shard is read from now on.
@@ -89,6 +89,7 @@ pub(crate) struct Process {
 impl Process {
     /// A process that starts at `born_at`. Its wall clock is `wall_ahead` ms ahead of the true time.
     #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "everything that tells one process from another")]
     pub(crate) fn new(
         member: &'static str,
         kind: Kind,
@@ -262,7 +263,7 @@ impl Process {
                 let event = decided(consumer);
                 for action in consumer.handle(duration, event) {
                     match action {
-                        Action::Send(request) => wishes.push(Wish::Send(*request)),
+                        Action::Send(request) => wishes.push(Wish::Send(request)),
                         Action::Start(shard) => wishes.push(Wish::Started(shard.shard_index)),
                         Action::Drain(shard) => wishes.push(Wish::Drain(shard)),
                         Action::Abandon(shard) => {
@@ -278,7 +279,7 @@ impl Process {
                 let after: Vec<u32> = client.reads(now).collect();
                 wishes.extend(after.iter().filter(|s| !before.contains(s)).map(|s| Wish::Started(*s)));
                 self.started.retain(|shard, _| after.contains(shard));
-                wishes.extend(request.map(Wish::Send));
+                wishes.extend(request.map(Box::new).map(Wish::Send));
             }
         }
         for wish in &mut wishes {

@@ -92,6 +92,7 @@ impl Redis {
     }
 
     /// The script *commit*. `decided` is the group that `write` was made of.
+    #[expect(clippy::too_many_arguments, reason = "what the script is given, and what is left out")]
     pub(crate) fn commit(
         &mut self,
         at: i64,

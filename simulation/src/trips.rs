@@ -1,13 +1,13 @@
-//! Messages between processes and coordinators, and the coordinators' round trips to Redis.
+//! The coordinators' turns: their round trips to Redis and what each outcome means.
 
 use std::rc::Rc;
 
-use rsc_core::{Loaded, Reply, WriteKind, decide, view};
-use rsc_protocol::{HeartbeatRequest, HeartbeatResponse, Status};
+use rsc_core::{Loaded, WriteKind, decide};
 
 use crate::check::{self, Grant};
-use crate::coordinator::{Coordinator, Job, Pending, Stage, Turn, is_stored, keep_newest_of_each_member};
-use crate::plan::{ModelFault, Planted};
+use crate::coordinator::{Job, Pending, Stage, Turn, is_stored, keep_newest_of_each_member};
+use crate::messages::recorded;
+use crate::plan::ModelFault;
 use crate::redis::{Committed, Entered};
 use crate::world::{Event, Step, World};
 
@@ -16,76 +16,7 @@ const CONFLICTS_BORNE: u32 = 5;
 const UNKNOWNS_BORNE: u32 = 3;
 
 impl World {
-    /// How long a message of a member takes.
-    fn travel(&mut self) -> i64 {
-        if !self.is_faulty || !self.plan.faults.network() {
-            return self.dice.between(1, 20);
-        }
-        match self.dice.between(0, 20) {
-            0..=13 => self.dice.between(1, 30),
-            14..=17 => self.dice.between(1, self.timing.heartbeat),
-            _ => self.dice.between(1, 2 * self.timing.lease),
-        }
-    }
-
-    fn is_lost(&mut self, process: usize) -> bool {
-        let cut_off = self.processes[process].cut_off_until > self.at;
-        cut_off || (self.is_faulty && self.plan.faults.network() && self.dice.chance(0.08))
-    }
-
-    fn copies(&mut self) -> usize {
-        if self.is_faulty && self.plan.faults.network() && self.dice.chance(0.06) { 2 } else { 1 }
-    }
-
-    /// A process sends a heartbeat to whichever coordinator the load balancer picks.
-    pub(crate) fn send(&mut self, process: usize, request: HeartbeatRequest) {
-        self.tell(|world| said(world, process, &request));
-        if self.is_lost(process) {
-            self.tell(|_| format!("         {} is lost", request.request_id));
-            return;
-        }
-        let request = Rc::new(request);
-        for _ in 0..self.copies() {
-            let coordinator = self.dice.below(self.coordinators.len());
-            let arrives = self.at + self.travel();
-            let request = Rc::clone(&request);
-            self.schedule(arrives, Event::Request { coordinator, process, request });
-        }
-    }
-
-    /// A heartbeat arrives.
-    pub(crate) fn arrive(&mut self, coordinator: usize, process: usize, request: Rc<HeartbeatRequest>) {
-        if !self.coordinators[coordinator].alive {
-            self.respond(process, &request.request_id, None, self.at);
-            return;
-        }
-        self.coordinators[coordinator].queue.push_back(Job { request, process });
-        if self.coordinators[coordinator].turn.is_none() {
-            self.begin_turn(coordinator);
-        }
-    }
-
-    /// An answer leaves for a process.
-    fn respond(
-        &mut self,
-        process: usize,
-        request_id: &str,
-        response: Option<HeartbeatResponse>,
-        decided_at: i64,
-    ) {
-        if self.is_lost(process) {
-            self.tell(|_| format!("         the answer to {request_id} is lost"));
-            return;
-        }
-        for _ in 0..self.copies() {
-            let arrives = self.at + self.travel();
-            let response = response.clone().map(Box::new);
-            let request_id = request_id.to_owned();
-            self.schedule(arrives, Event::Answer { process, request_id, response, decided_at });
-        }
-    }
-
-    fn begin_turn(&mut self, index: usize) {
+    pub(crate) fn begin_turn(&mut self, index: usize) {
         let (now, acquire) = (self.at, self.timing.acquire);
         let coordinator = &mut self.coordinators[index];
         let jobs: Vec<Job> = coordinator.queue.drain(..).collect();
@@ -163,30 +94,27 @@ impl World {
                 });
             }
             Event::Release { token } => self.redis.release(&token),
-            Event::Entered { coordinator, life, trip, redis_time, entered } => {
-                if self.is_current(coordinator, life, trip) {
-                    self.entered(coordinator, redis_time, entered);
-                }
+            Event::Entered { coordinator, life, trip, redis_time, entered }
+                if self.is_current(coordinator, life, trip) =>
+            {
+                self.entered(coordinator, redis_time, entered);
             }
-            Event::Committed { coordinator, life, trip, committed } => {
-                if self.is_current(coordinator, life, trip) {
-                    self.committed(coordinator, committed);
-                }
+            Event::Committed { coordinator, life, trip, committed }
+                if self.is_current(coordinator, life, trip) =>
+            {
+                self.committed(coordinator, committed);
             }
-            Event::TimedOut { coordinator, life, trip } => {
-                if self.is_current(coordinator, life, trip) {
-                    self.timed_out(coordinator);
-                }
+            Event::TimedOut { coordinator, life, trip } if self.is_current(coordinator, life, trip) => {
+                self.timed_out(coordinator);
             }
-            Event::Continue { coordinator, life, step } => {
+            Event::Continue { coordinator, life, step }
                 if self.coordinators[coordinator].life == life
-                    && self.coordinators[coordinator].turn.is_some()
-                {
-                    match step {
-                        Step::Enter => self.send_enter(coordinator),
-                        Step::Commit(pending) => self.send_commit(coordinator, *pending),
-                        Step::Reply(pending) => self.reply(coordinator, &pending),
-                    }
+                    && self.coordinators[coordinator].turn.is_some() =>
+            {
+                match step {
+                    Step::Enter => self.send_enter(coordinator),
+                    Step::Commit(pending) => self.send_commit(coordinator, *pending),
+                    Step::Reply(pending) => self.reply(coordinator, &pending),
                 }
             }
             Event::Tick { coordinator, life, timer } => {
@@ -499,26 +427,6 @@ impl World {
         self.end_turn(index);
     }
 
-    fn refuse(&mut self, jobs: Vec<Job>, reason: &str) {
-        for job in jobs {
-            let response = view::without_group(&job.request, Status::Retry, reason, &self.timing.core);
-            self.respond(job.process, &job.request.request_id, Some(response), self.at);
-        }
-    }
-
-    fn answer_all(&mut self, pending: &Pending) {
-        let replies = &pending.decision.replies;
-        let beats = replies.iter().skip(replies.len().saturating_sub(pending.jobs.len()));
-        for (job, reply) in pending.jobs.iter().zip(beats) {
-            self.tell(|_| told(job, reply));
-            let response = match reply {
-                Reply::Heartbeat(response) => Some((**response).clone()),
-                Reply::Refused { .. } | Reply::Done => None,
-            };
-            self.respond(job.process, &job.request.request_id, response, pending.decided_at);
-        }
-    }
-
     fn reply(&mut self, index: usize, pending: &Pending) {
         if !self.plan.lacks(ModelFault::AnsweredBeforeRecorded) || pending.decision.write.is_none() {
             self.answer_all(pending);
@@ -555,91 +463,4 @@ impl World {
         };
         self.schedule(at, Event::Tick { coordinator: index, life, timer });
     }
-
-    /// A coordinator process dies; what it was doing is lost.
-    pub(crate) fn crash_coordinator(&mut self, index: usize) {
-        self.lives += 1;
-        let coordinator = &mut self.coordinators[index];
-        coordinator.alive = false;
-        coordinator.life = self.lives;
-        coordinator.turn = None;
-        coordinator.queue.clear();
-        let takes = self.dice.between(1, self.timing.lease * 2);
-        self.schedule(self.at + takes, Event::StartCoordinator { coordinator: index });
-    }
-
-    /// A new coordinator process starts in its place.
-    pub(crate) fn start_coordinator(&mut self, index: usize) {
-        if self.coordinators[index].alive {
-            return;
-        }
-        self.lives += 1;
-        self.tell(|_| format!("coordinator {index} starts"));
-        self.coordinators[index] = Coordinator::new(self.lives, self.at, &self.timing);
-        // A new actor loads its group at once.
-        self.begin_turn(index);
-    }
-
-    /// A coordinator stands still for so long.
-    pub(crate) fn pause_coordinator(&mut self, index: usize, length: i64) {
-        let until = self.at + length;
-        let coordinator = &mut self.coordinators[index];
-        coordinator.paused_until = coordinator.paused_until.max(until);
-        coordinator.watch.stalled(length, until);
-    }
-
-    /// Whether the planted fault, if any, is one of the core.
-    #[must_use]
-    pub(crate) fn core_fault(&self) -> Option<rsc_core::fault::Fault> {
-        match self.plan.planted {
-            Some(Planted::Core(fault)) => Some(fault),
-            _ => None,
-        }
-    }
-}
-
-fn shards(list: impl Iterator<Item = u32>) -> String {
-    let texts: Vec<String> = list.map(|shard| shard.to_string()).collect();
-    format!("[{}]", texts.join(" "))
-}
-
-fn said(world: &World, process: usize, request: &HeartbeatRequest) -> String {
-    let revoking: Vec<String> = request
-        .revoking_shards
-        .iter()
-        .map(|report| format!("{}:{:?}", report.shard.shard_index, report.state))
-        .collect();
-    format!(
-        "{} ({}) > {} epoch {} v{} {} seq {} owns {} gives back [{}]",
-        request.member_id,
-        world.processes[process].instance,
-        request.request_id,
-        request.member_epoch,
-        request.metadata_version,
-        request.metadata_token.as_deref().unwrap_or("-"),
-        request.sequence.map_or("-".to_owned(), |sequence| sequence.to_string()),
-        shards(request.owned_shards.iter().map(|shard| shard.shard_index)),
-        revoking.join(" "),
-    )
-}
-
-fn told(job: &Job, reply: &Reply) -> String {
-    let Reply::Heartbeat(response) = reply else { return format!("         {reply:?}") };
-    format!(
-        "         {} < {:?} epoch {} v{} {} assigned {} pending {} {}",
-        response.response_to,
-        response.status,
-        response.member_epoch,
-        response.metadata_version,
-        response.metadata_token,
-        shards(response.assignment.assigned_shards.iter().map(|shard| shard.shard_index)),
-        shards(response.assignment.pending_shards.iter().map(|shard| shard.shard_index)),
-        if response.reason.is_empty() { &job.request.member_id } else { &response.reason },
-    )
-}
-
-fn recorded(pending: &Pending) -> String {
-    let group = &pending.decision.group;
-    let what: Vec<String> = pending.decision.transitions.iter().map(|one| format!("{one:?}")).collect();
-    format!("recorded r{} v{} {}", group.store_revision, group.metadata_version, what.join(", "))
 }

@@ -1,0 +1,114 @@
+//! The main invariant, on what consumers believe: no shard is read by two of them, but as documented.
+
+use crate::check::{self, Excuse, Grant, Loss};
+use crate::process::Process;
+use crate::world::World;
+
+impl World {
+    /// No shard is read by two processes that believe in their lease.
+    pub(crate) fn nobody_reads_twice(&mut self) {
+        for (shard, one, other, _) in check::overlaps(&self.processes, self.at) {
+            let known =
+                self.excuses.iter().any(|excuse| excuse.shard == shard && excuse.pair == (one, other));
+            if known {
+                continue;
+            }
+            match self.excuse(shard, one, other) {
+                Some(until) => {
+                    self.excused += 1;
+                    self.tell(|_| {
+                        format!("shard {shard} is read by {one} and {other}: excused until {until}")
+                    });
+                    let since = self.at;
+                    self.excuses.push(Excuse { shard, pair: (one, other), since, until });
+                }
+                None => {
+                    self.violate(format!("one-reader: shard {shard} is read by processes {one} and {other}"))
+                }
+            }
+        }
+    }
+
+    /// Until when two may read one shard, if that is one of the cases that remain (protocol 5, *What
+    /// remains*).
+    fn excuse(&self, shard: u32, one: usize, other: usize) -> Option<i64> {
+        let (first, second) = (&self.processes[one], &self.processes[other]);
+        let lease = self.timing.lease;
+        if first.member == second.member
+            && !first.kind.has_instance()
+            && !second.kind.has_instance()
+            && (first.is_forgotten || second.is_forgotten)
+        {
+            return Some(i64::MAX);
+        }
+        // What its twin says is taken for its own word: that it left, that it gave a shard back.
+        if self.has_indistinguishable_twin(one) || self.has_indistinguishable_twin(other) {
+            return Some(self.at + lease);
+        }
+        // A grant made between a loss and its first sign, for at most one lease of the party that was lost.
+        let latest = |member: &str| {
+            self.grants.iter().rev().find(|grant| grant.shard == shard && grant.member == member)
+        };
+        let grants: Vec<&Grant> = latest(first.member).into_iter().chain(latest(second.member)).collect();
+        let by_loss = grants.iter().filter_map(|grant| {
+            let is_unaware = |loss: &&Loss| {
+                grant.at >= loss.at && loss.noticed_at.is_none_or(|noticed| grant.at <= noticed)
+            };
+            self.losses.iter().filter(is_unaware).map(|loss| loss.at + lease).max()
+        });
+        // The same by an answer that repeats a grant which the record has again.
+        let started = [first, second].into_iter().filter_map(|process| process.started.get(&shard));
+        let by_repetition = started.filter_map(|at| {
+            let is_unaware =
+                |loss: &&Loss| *at >= loss.at && loss.noticed_at.is_none_or(|noticed| *at <= noticed);
+            self.losses.iter().filter(is_unaware).map(|loss| loss.at + lease).max()
+        });
+        // A grant by an instance that cannot know that time has jumped.
+        let by_jump = grants.iter().filter(|grant| grant.is_blind).filter_map(|grant| {
+            self.jumps.iter().filter(|jump| grant.at >= **jump).map(|jump| jump + lease).max()
+        });
+        by_loss.chain(by_repetition).chain(by_jump).max().filter(|until| *until > self.at)
+    }
+
+    /// Whether a process shares its id with another that cannot be told from it (protocol 5, *What remains*).
+    fn has_indistinguishable_twin(&self, index: usize) -> bool {
+        let process = &self.processes[index];
+        let is_twin = |(other, twin): (usize, &Process)| {
+            other != index
+                && twin.member == process.member
+                && twin.has_joined
+                && !twin.kind.has_instance()
+                && (twin.is_forgotten || process.is_forgotten)
+        };
+        !process.kind.has_instance() && self.processes.iter().enumerate().any(is_twin)
+    }
+
+    /// An excused overlap of two readers ends in time. (Who only drains any more has been told to stop, and
+    /// reads nothing new: protocol 5.)
+    pub(crate) fn check_excuses(&mut self) {
+        if self.excuses.is_empty() {
+            return;
+        }
+        let now = check::overlaps(&self.processes, self.at);
+        // A loss in the middle of such an overlap makes one of the two a party of a lost future.
+        let lease = self.timing.lease;
+        for excuse in &mut self.excuses {
+            let lost = self.losses.iter().filter(|loss| loss.at >= excuse.since && loss.at <= excuse.until);
+            excuse.until = lost.map(|loss| loss.at + lease).fold(excuse.until, i64::max);
+        }
+        let still = |excuse: &Excuse| {
+            now.iter().find(|(shard, one, other, _)| *shard == excuse.shard && (*one, *other) == excuse.pair)
+        };
+        let too_long = self.excuses.iter().find(|excuse| {
+            self.at > excuse.until && still(excuse).is_some_and(|(_, _, _, both_read)| *both_read)
+        });
+        if let Some(excuse) = too_long {
+            let what = format!(
+                "one-reader: shard {} is read by processes {:?} for longer than a lease",
+                excuse.shard, excuse.pair
+            );
+            self.violate(what);
+        }
+        self.excuses.retain(|excuse| still(excuse).is_some());
+    }
+}
