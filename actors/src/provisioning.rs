@@ -1,9 +1,9 @@
 //! Creating the streams and consumer groups of a group's shards (protocol 6, *Provision*), and keeping mutexes
 //! alive meanwhile.
 
-use std::ops::Range;
 use std::time::Duration;
 
+use rsc_core::ShardSet;
 use rsc_protocol::{ErrorCode, GroupKey};
 use rsc_store::{MutexToken, ProvisionError};
 
@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 use crate::shared::Shared;
 
 /// Creates what is not there yet; safe to repeat. Does nothing where nothing is provisioned.
-pub(crate) async fn provision(shared: &Shared, group: &GroupKey, shards: Range<u32>) -> Result<(), Refusal> {
+pub(crate) async fn provision(shared: &Shared, group: &GroupKey, shards: &ShardSet) -> Result<(), Refusal> {
     if !shared.settings.provisioning_enabled || shared.store.kind() == "memory" || shards.is_empty() {
         return Ok(());
     }

@@ -6,6 +6,7 @@ use rsc_protocol::{ErrorCode, HeartbeatRequest, HeartbeatResponse, PROTOCOL_VERS
 use crate::group::Group;
 use crate::turn::{Context, Counts, Transition, Turn};
 use crate::write::{Write, WriteKind};
+use crate::migration::{self, MigrationStep};
 use crate::{correction, handover, holds, maintenance, membership, ownership, record, view};
 
 /// Something to do to a group.
@@ -28,6 +29,13 @@ pub enum Command {
     },
     /// Every shard's stream exists now: members may be admitted.
     Provisioned,
+    /// One step of a migration (protocol 6).
+    Migrate {
+        /// The migration.
+        resharding_id: String,
+        /// The step.
+        step: MigrationStep,
+    },
 }
 
 /// What a command is answered with, once the decision it is part of is recorded.
@@ -103,6 +111,9 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
                 turn.structural |= std::mem::take(&mut turn.group.provisioning_pending);
                 None
             }
+            Command::Migrate { resharding_id, step } => migration::apply(&mut turn, resharding_id, step)
+                .err()
+                .map(|(code, message)| Answer::Refused(code, message)),
         })
         .collect();
     handover::reconcile(&mut turn);
