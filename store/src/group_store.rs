@@ -1,9 +1,12 @@
 //! The trait behind which Redis and memory stand.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
-use rsc_core::{Stamp, Tombstone, Write};
+use rsc_core::{ShardSet, Stamp, Tombstone, Write};
 use rsc_protocol::{GroupKey, Timestamp};
 
+use crate::drain::{ShardDeletion, ShardProof};
 use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
 
 /// Group metadata, the mutexes around it, the index of groups, and the streams of shards.
@@ -118,7 +121,7 @@ pub trait GroupStore: Send + Sync + 'static {
     /// When the store does not answer or refuses; the mutex then expires by itself.
     async fn unlock_stream(&self, stream_prefix: &str, token: &MutexToken) -> Result<(), StoreError>;
 
-    /// `XGROUP CREATE key group 0 MKSTREAM` for the shards `first..end` and one consumer group; a group
+    /// `XGROUP CREATE key group 0 MKSTREAM` for each of the shards and one consumer group; a group
     /// that exists already is fine (protocol 6). The memory store has no streams and provisions nothing.
     ///
     /// # Errors
@@ -127,8 +130,42 @@ pub trait GroupStore: Send + Sync + 'static {
         &self,
         stream_prefix: &str,
         consumer_group: &str,
-        shards: std::ops::Range<u32>,
+        shards: &ShardSet,
     ) -> Result<(), ProvisionError>;
+
+    /// Asks of each shard whether it is proven empty (protocol 6, *Drain*): the key does not exist, or
+    /// every group of `coordinated` exists on it, and for every Redis consumer group on it, coordinated or
+    /// not, no record is behind its last delivered id and no pending entry has a record any more. Every
+    /// shard of `shards` is a key of the answer. The memory store has no streams: everything is proven.
+    ///
+    /// Each shard is read by one script at one instant, the shards at different ones. Only where records
+    /// and ghosts (pending entries without a record) alternate some 5,000 times before anything real is
+    /// found, the script is called again from where it stopped. Such a proof is put together from several
+    /// instants: an entry that somebody moves meanwhile (`XCLAIM … FORCE`, `XGROUP SETID`) to where the
+    /// proof has passed escapes it. [`GroupStore::delete_shard`] never accepts one.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses about any of the shards. Asking again is safe.
+    async fn prove_empty(
+        &self,
+        stream_prefix: &str,
+        shards: &ShardSet,
+        coordinated: &[String],
+    ) -> Result<BTreeMap<u32, ShardProof>, StoreError>;
+
+    /// Deletes the shard's key if the proof of [`GroupStore::prove_empty`] holds at that very instant, in
+    /// one script. What the proof cannot decide within one call stays: `NotEmpty` with
+    /// [`PendingUndecided`](crate::WaitReason::PendingUndecided). The memory store has no streams: `Absent`.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses; the key may be deleted then. Asking again is safe: it
+    /// says `Absent`.
+    async fn delete_shard(
+        &self,
+        stream_prefix: &str,
+        shard: u32,
+        coordinated: &[String],
+    ) -> Result<ShardDeletion, StoreError>;
 
     /// Redis `TIME`; shows that the store answers.
     ///

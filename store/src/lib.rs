@@ -18,6 +18,7 @@
 //! | `rsc_store_connect_total` | `outcome`: `connected`, `failed` | attempts to connect (Redis only) |
 //! | `rsc_store_script_resent_total` | `command` | script calls sent again with the text, because the server had forgotten the script (Redis only) |
 
+mod drain;
 mod fields;
 mod group_store;
 pub mod memory;
@@ -25,6 +26,7 @@ mod meter;
 pub mod redis;
 mod types;
 
+pub use drain::{ShardDeletion, ShardProof, WaitReason, Waiting};
 pub use group_store::GroupStore;
 pub use memory::MemoryStore;
 pub use redis::{RedisSettings, RedisStore, SettingsError};

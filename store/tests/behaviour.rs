@@ -89,4 +89,8 @@ behaviour! {
         provisioning_again_is_fine,
         ping_tells_the_time,
     }
+    drain {
+        what_does_not_exist_is_proven_and_absent,
+        what_was_only_provisioned_is_proven_and_deleted,
+    }
 }

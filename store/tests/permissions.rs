@@ -5,8 +5,8 @@
 
 mod support;
 
-use rsc_core::Tombstone;
-use rsc_store::{GroupStore, Outcome, StoreError};
+use rsc_core::{ShardSet, Tombstone};
+use rsc_store::{GroupStore, Outcome, ShardDeletion, StoreError};
 use support::server::RedisServer;
 use support::stores::{METADATA, MUTEX, TOMBSTONE, full_write, store, stored};
 use support::{created, enter, group, token};
@@ -98,5 +98,33 @@ async fn without_one_permission_a_deletion_is_whole_or_nothing() {
             }
             other => panic!("{command}: {other:?}"),
         }
+    }
+}
+
+#[tokio::test]
+async fn without_one_permission_no_shard_is_proven_or_deleted() {
+    let coordinated = ["billing".to_owned()];
+    let shards = ShardSet::from([0]);
+    for command in ["type", "xack", "xinfo", "xrange", "xpending", "unlink", "evalsha"] {
+        let server = RedisServer::start();
+        let store = store(server.url());
+        store.provision("orders", "billing", &shards).await.unwrap();
+        server.ok(&["XADD", "orders:0", "1-1", "a", "b"]);
+        server.ok(&["XREADGROUP", "GROUP", "billing", "me", "STREAMS", "orders:0", ">"]);
+        server.ok(&["XDEL", "orders:0", "1-1"]);
+        if command != "unlink" {
+            let proving = store.prove_empty("orders", &shards, &coordinated);
+            let Err(StoreError::Refused(text)) = lacking(&server, command, proving).await else {
+                panic!("{command}: proven");
+            };
+            assert!(text.contains("orders:0"), "{command}: {text}");
+        }
+        let deleting = store.delete_shard("orders", 0, &coordinated);
+        let Err(StoreError::Refused(text)) = lacking(&server, command, deleting).await else {
+            panic!("{command}: deleted");
+        };
+        assert!(text.contains("orders:0"), "{command}: {text}");
+        assert!(server.exists("orders:0"), "{command}");
+        assert_eq!(store.delete_shard("orders", 0, &coordinated).await.unwrap(), ShardDeletion::Deleted);
     }
 }

@@ -9,9 +9,9 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rsc_core::{Stamp, Tombstone};
+use rsc_core::{ShardSet, Stamp, Tombstone};
 use rsc_protocol::GroupKey;
-use rsc_store::{Entered, GroupStore, ProvisionError, StoreError};
+use rsc_store::{Entered, GroupStore, ProvisionError, ShardDeletion, ShardProof, StoreError};
 use support::server::RedisServer;
 use support::stores::store;
 use support::{applied, created, enter, eventually, group, lease_only, structural, token};
@@ -87,6 +87,10 @@ async fn a_forgotten_script_costs_nobody_a_request() {
     assert!(store.renew_stream("orders", &holder).await.unwrap());
     flush();
     store.unlock_stream("orders", &holder).await.unwrap();
+    flush();
+    store.prove_empty("orders", &ShardSet::from([0]), &[]).await.unwrap();
+    flush();
+    assert_eq!(store.delete_shard("orders", 0, &[]).await.unwrap(), ShardDeletion::Absent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,7 +167,15 @@ async fn the_keys_of_a_script_share_one_slot() {
         assert_eq!(store.lock_stream(stream_prefix, &holder).await.unwrap(), None);
         assert!(store.renew_stream(stream_prefix, &holder).await.unwrap());
         store.unlock_stream(stream_prefix, &holder).await.unwrap();
-        store.provision(stream_prefix, consumer_group, 0..5).await.unwrap();
+        let shards = ShardSet::from(0..5);
+        store.provision(stream_prefix, consumer_group, &shards).await.unwrap();
+        let coordinated = [consumer_group.to_owned()];
+        let proofs = store.prove_empty(stream_prefix, &shards, &coordinated).await.unwrap();
+        assert!(proofs.values().all(|proof| matches!(proof, ShardProof::Empty { key_exists: true, .. })));
+        for shard in shards.iter() {
+            let deletion = store.delete_shard(stream_prefix, shard, &coordinated).await.unwrap();
+            assert_eq!(deletion, ShardDeletion::Deleted);
+        }
     }
 }
 
@@ -172,11 +184,11 @@ async fn a_shard_key_of_another_type_is_named() {
     let server = RedisServer::start();
     let store = store(server.url());
     server.ok(&["RPUSH", "orders:301", "x"]);
-    let error = store.provision("orders", "billing", 0..600).await.unwrap_err();
+    let error = store.provision("orders", "billing", &ShardSet::from(0..600)).await.unwrap_err();
     assert_eq!(error, ProvisionError::WrongType { key: "orders:301".into(), found: "list".into() });
     assert!(error.to_string().contains("orders:301"), "{error}");
     server.ok(&["DEL", "orders:301"]);
-    store.provision("orders", "billing", 0..600).await.unwrap();
+    store.provision("orders", "billing", &ShardSet::from(0..600)).await.unwrap();
     let length: u64 = server.run(&["DBSIZE"]).unwrap();
     assert_eq!(length, 600);
 }
@@ -186,11 +198,11 @@ async fn provisioning_begins_at_the_first_record_and_keeps_what_was_read() {
     let server = RedisServer::start();
     let store = store(server.url());
     server.ok(&["XADD", "orders:0", "1-1", "a", "b"]);
-    store.provision("orders", "billing", 0..1).await.unwrap();
+    store.provision("orders", "billing", &ShardSet::from(0..1)).await.unwrap();
     let read = ["XREADGROUP", "GROUP", "billing", "me", "STREAMS", "orders:0", ">"];
     let first: redis::Value = server.run(&read).unwrap();
     assert!(format!("{first:?}").contains("1-1"), "{first:?}");
-    store.provision("orders", "billing", 0..1).await.unwrap();
+    store.provision("orders", "billing", &ShardSet::from(0..1)).await.unwrap();
     let again: redis::Value = server.run(&read).unwrap();
     assert_eq!(again, redis::Value::Nil);
 }
@@ -201,10 +213,10 @@ async fn provisioning_that_is_refused_or_cannot_be_sent() {
     let store = store(server.url());
     store.ping().await.unwrap();
     server.ok(&["ACL", "SETUSER", "default", "-xgroup"]);
-    let error = store.provision("orders", "billing", 0..2).await.unwrap_err();
+    let error = store.provision("orders", "billing", &ShardSet::from(0..2)).await.unwrap_err();
     let ProvisionError::Store(StoreError::Refused(text)) = &error else { panic!("{error:?}") };
     assert!(text.starts_with("NOPERM") && text.contains("orders:0"), "{text}");
     server.kill();
-    let error = store.provision("orders", "billing", 0..2).await.unwrap_err();
+    let error = store.provision("orders", "billing", &ShardSet::from(0..2)).await.unwrap_err();
     assert!(matches!(error, ProvisionError::Store(StoreError::Unavailable(_))), "{error:?}");
 }

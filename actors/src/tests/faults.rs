@@ -1,14 +1,15 @@
 //! A store that counts, fails and waits on demand, in front of a real one.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use rsc_core::{Stamp, Tombstone, Write};
+use rsc_core::{ShardSet, Stamp, Tombstone, Write};
 use rsc_protocol::{GroupKey, Timestamp};
-use rsc_store::{Entered, Found, GroupStore, MutexToken, Outcome, ProvisionError, StoreError};
+use rsc_store::{
+    Entered, Found, GroupStore, MutexToken, Outcome, ProvisionError, ShardDeletion, ShardProof, StoreError,
+};
 use tokio::sync::watch;
 
 /// What happens to one call.
@@ -215,9 +216,27 @@ impl GroupStore for TestStore {
         &self,
         stream_prefix: &str,
         consumer_group: &str,
-        shards: Range<u32>,
+        shards: &ShardSet,
     ) -> Result<(), ProvisionError> {
         self.ask("provision", self.inner.provision(stream_prefix, consumer_group, shards)).await
+    }
+
+    async fn prove_empty(
+        &self,
+        stream_prefix: &str,
+        shards: &ShardSet,
+        coordinated: &[String],
+    ) -> Result<BTreeMap<u32, ShardProof>, StoreError> {
+        self.ask("prove_empty", self.inner.prove_empty(stream_prefix, shards, coordinated)).await
+    }
+
+    async fn delete_shard(
+        &self,
+        stream_prefix: &str,
+        shard: u32,
+        coordinated: &[String],
+    ) -> Result<ShardDeletion, StoreError> {
+        self.ask("delete_shard", self.inner.delete_shard(stream_prefix, shard, coordinated)).await
     }
 
     async fn ping(&self) -> Result<Timestamp, StoreError> {

@@ -8,18 +8,18 @@
 mod clock;
 mod keyspace;
 
-use std::collections::BTreeSet;
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rsc_core::{RawFields, Stamp, Tombstone, Write, WriteKind};
+use rsc_core::{RawFields, ShardSet, Stamp, Tombstone, Write, WriteKind};
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Timestamp};
 
 pub use self::clock::{Clock, ManualClock};
 pub use self::keyspace::{Content, Keyspace};
+use crate::drain::{ShardDeletion, ShardProof};
 use crate::fields::{
     Change, LIVE_REVISION, REVISION, TOMBSTONE_IDENTITY, WRITE_ID, before_creation, lease_only_create,
     tombstone_fields, tombstone_of,
@@ -392,8 +392,22 @@ impl GroupStore for MemoryStore {
         self.release_mutex(&self.keys.stream_mutex(stream_prefix), token)
     }
 
-    async fn provision(&self, _: &str, _: &str, _: Range<u32>) -> Result<(), ProvisionError> {
+    async fn provision(&self, _: &str, _: &str, _: &ShardSet) -> Result<(), ProvisionError> {
         Ok(())
+    }
+
+    async fn prove_empty(
+        &self,
+        _: &str,
+        shards: &ShardSet,
+        _: &[String],
+    ) -> Result<BTreeMap<u32, ShardProof>, StoreError> {
+        let proof = ShardProof::Empty { key_exists: false, ghosts: 0 };
+        Ok(shards.iter().map(|shard| (shard, proof.clone())).collect())
+    }
+
+    async fn delete_shard(&self, _: &str, _: u32, _: &[String]) -> Result<ShardDeletion, StoreError> {
+        Ok(ShardDeletion::Absent)
     }
 
     async fn ping(&self) -> Result<Timestamp, StoreError> {

@@ -17,22 +17,24 @@
 //!
 //! `EVALSHA`, `EVAL`, `SCRIPT|LOAD`, `TIME`, `TYPE`, `GET`, `SET`, `DEL`, `PTTL`, `PEXPIRE`, `PERSIST`,
 //! `HGETALL`, `HMGET`, `HSET`, `HDEL`, `XADD`, `SMEMBERS`, `SISMEMBER`, `SADD`, `SREM` on the coordinator's
-//! own keys, and `XGROUP|CREATE` and `TYPE` on the shards' keys.
+//! own keys, and `XGROUP|CREATE`, `TYPE`, `XINFO|GROUPS`, `XRANGE`, `XPENDING`, `XACK` and `UNLINK` on the
+//! shards' keys.
 
+mod drain;
 mod link;
 mod provision;
 mod reply;
 mod scripts;
 mod settings;
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Cmd, Value};
+use ::redis::{Cmd, ToRedisArgs, Value};
 use async_trait::async_trait;
-use rsc_core::{Stamp, Tombstone, Write, WriteKind};
+use rsc_core::{ShardSet, Stamp, Tombstone, Write, WriteKind};
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Timestamp};
 use tokio::runtime::{Handle, Runtime};
@@ -42,6 +44,7 @@ use self::link::{Failure, Link};
 use self::reply::{Reply, Wrote};
 use self::scripts::{SCRIPTS, Script};
 pub use self::settings::{RedisSettings, SettingsError};
+use crate::drain::{ShardDeletion, ShardProof};
 use crate::fields::{Change, TOMBSTONE_IDENTITY, before_creation, lease_only_create, tombstone_fields};
 use crate::group_store::GroupStore;
 use crate::meter::{self, Operation};
@@ -116,11 +119,11 @@ impl RedisStore {
     }
 
     /// Runs a script. `keys[0]` chooses the connection.
-    async fn run(
+    async fn run<A: ToRedisArgs + Sync>(
         &self,
         script: &'static Script,
         keys: &[&str],
-        arguments: &[&str],
+        arguments: &[A],
     ) -> Result<Value, Failure> {
         let started = Instant::now();
         let deadline = started + self.command_timeout;
@@ -204,7 +207,7 @@ impl RedisStore {
 }
 
 /// The command that runs a script, by its hash or its text.
-fn script_call(command: &str, script: &str, keys: &[&str], arguments: &[&str]) -> Cmd {
+fn script_call<A: ToRedisArgs>(command: &str, script: &str, keys: &[&str], arguments: &[A]) -> Cmd {
     let mut call = ::redis::cmd(command);
     call.arg(script).arg(keys.len()).arg(keys).arg(arguments);
     call
@@ -329,7 +332,7 @@ impl GroupStore for RedisStore {
 
     async fn read(&self, group: &GroupKey) -> Result<Found, StoreError> {
         let (metadata, tombstone) = (self.keys.metadata(group), self.keys.tombstone(group));
-        let answer = self.run(&SCRIPTS.read, &[&metadata, &tombstone], &[]).await;
+        let answer = self.run::<&str>(&SCRIPTS.read, &[&metadata, &tombstone], &[]).await;
         reply::found(answer.map_err(Failure::into_error)?)
     }
 
@@ -377,10 +380,29 @@ impl GroupStore for RedisStore {
         &self,
         stream_prefix: &str,
         consumer_group: &str,
-        shards: Range<u32>,
+        shards: &ShardSet,
     ) -> Result<(), ProvisionError> {
         let link = self.link(stream_prefix);
         provision::provision(link, stream_prefix, consumer_group, shards, self.command_timeout).await
+    }
+
+    /// As the trait says; each call of the script has the command timeout for itself.
+    async fn prove_empty(
+        &self,
+        stream_prefix: &str,
+        shards: &ShardSet,
+        coordinated: &[String],
+    ) -> Result<BTreeMap<u32, ShardProof>, StoreError> {
+        drain::prove_all_empty(self, stream_prefix, shards, coordinated).await
+    }
+
+    async fn delete_shard(
+        &self,
+        stream_prefix: &str,
+        shard: u32,
+        coordinated: &[String],
+    ) -> Result<ShardDeletion, StoreError> {
+        drain::delete(self, stream_prefix, shard, coordinated).await
     }
 
     async fn ping(&self) -> Result<Timestamp, StoreError> {

@@ -1,10 +1,10 @@
 //! Consumer groups on the streams of shards (protocol 6, *provision*).
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::{RedisError, Value};
+use rsc_core::ShardSet;
 use rsc_protocol::keys::shard_key;
 use tokio::time::Instant;
 
@@ -13,34 +13,32 @@ use super::reply::text;
 use crate::types::{ProvisionError, StoreError};
 
 /// How many shards go into one round trip, which has the command timeout for itself.
-const BATCH: u32 = 250;
+const BATCH: usize = 250;
 
 /// Creates `consumer_group` at the beginning of every shard's stream, and the streams where there are none.
 pub(super) async fn provision(
     link: &Arc<Link>,
     stream_prefix: &str,
     consumer_group: &str,
-    shards: Range<u32>,
+    shards: &ShardSet,
     command_timeout: Duration,
 ) -> Result<(), ProvisionError> {
-    let mut next = shards.start;
-    while next < shards.end {
-        let batch = next..shards.end.min(next.saturating_add(BATCH));
-        next = batch.end;
+    let shards: Vec<u32> = shards.iter().collect();
+    for batch in shards.chunks(BATCH) {
         let deadline = Instant::now() + command_timeout;
         let mut pipeline = ::redis::pipe();
-        for shard in batch.clone() {
+        for shard in batch {
             pipeline.cmd("XGROUP").arg("CREATE");
-            pipeline.arg(shard_key(stream_prefix, shard)).arg(consumer_group).arg("0").arg("MKSTREAM");
+            pipeline.arg(shard_key(stream_prefix, *shard)).arg(consumer_group).arg("0").arg("MKSTREAM");
         }
         let answers = link
             .commands(&mut pipeline, deadline)
             .await
             .map_err(|failure| ProvisionError::Store(failure.into_error()))?;
-        for (shard, answer) in batch.zip(answers) {
+        for (shard, answer) in batch.iter().zip(answers) {
             let Err(error) = answer else { continue };
             if server_code(&error).as_deref() != Some("BUSYGROUP") {
-                return Err(explained(link, shard_key(stream_prefix, shard), &error, deadline).await);
+                return Err(explained(link, shard_key(stream_prefix, *shard), &error, deadline).await);
             }
         }
     }

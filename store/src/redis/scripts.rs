@@ -1,5 +1,5 @@
 //! The scripts that do the work on the server, one file each under `src/scripts/`, each with `common.lua`
-//! in front of it.
+//! in front of it; those that prove a shard empty have `proof.lua` in between.
 
 use std::sync::LazyLock;
 
@@ -39,11 +39,15 @@ pub(super) struct Scripts {
     pub(super) release: Script,
     /// Extends a mutex.
     pub(super) renew: Script,
+    /// Proves a shard empty.
+    pub(super) prove_empty: Script,
+    /// Deletes a shard that it proves empty.
+    pub(super) delete_shard: Script,
 }
 
 impl Scripts {
     /// All of them, for loading them into a server at once.
-    pub(super) fn all(&self) -> [&Script; 8] {
+    pub(super) fn all(&self) -> [&Script; 10] {
         [
             &self.enter,
             &self.commit,
@@ -53,17 +57,20 @@ impl Scripts {
             &self.lock,
             &self.release,
             &self.renew,
+            &self.prove_empty,
+            &self.delete_shard,
         ]
     }
 }
 
 macro_rules! script {
-    ($name:literal) => {
+    ($name:literal $(, $between:literal)?) => {
         Script::new(
             $name,
             concat!(
                 include_str!("../scripts/common.lua"),
                 "\n",
+                $(include_str!(concat!("../scripts/", $between, ".lua")), "\n",)?
                 include_str!(concat!("../scripts/", $name, ".lua"))
             ),
         )
@@ -80,4 +87,6 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     lock: script!("lock"),
     release: script!("release"),
     renew: script!("renew"),
+    prove_empty: script!("prove_empty", "proof"),
+    delete_shard: script!("delete_shard", "proof"),
 });

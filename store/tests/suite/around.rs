@@ -1,6 +1,6 @@
 //! Reads, the index, names, provisioning.
 
-use rsc_core::{RawFields, Stamp};
+use rsc_core::{RawFields, ShardSet, Stamp};
 use rsc_protocol::GroupKey;
 use rsc_store::{Entered, Found};
 
@@ -80,7 +80,7 @@ pub(crate) async fn names_of_every_kind(world: &World) {
             let lock = crate::support::token();
             assert_eq!(world.store.lock_stream(stream_prefix, &lock).await.unwrap(), None);
             world.store.unlock_stream(stream_prefix, &lock).await.unwrap();
-            world.store.provision(stream_prefix, consumer_group, 0..2).await.unwrap();
+            world.store.provision(stream_prefix, consumer_group, &ShardSet::from(0..2)).await.unwrap();
         }
     }
 }
@@ -95,11 +95,11 @@ fn stamp_of(fields: &RawFields) -> Stamp {
 }
 
 pub(crate) async fn provisioning_again_is_fine(world: &World) {
-    world.store.provision("orders", "billing", 0..0).await.unwrap();
+    world.store.provision("orders", "billing", &ShardSet::from(0..0)).await.unwrap();
     for shards in [0..3, 0..3, 2..5] {
-        world.store.provision("orders", "billing", shards).await.unwrap();
+        world.store.provision("orders", "billing", &ShardSet::from(shards)).await.unwrap();
     }
-    world.store.provision("orders", "audit", 0..5).await.unwrap();
+    world.store.provision("orders", "audit", &ShardSet::from(0..5)).await.unwrap();
     let Some(server) = world.server() else { return };
     for shard in 0..5 {
         let groups: redis::Value = server.run(&["XINFO", "GROUPS", &format!("orders:{shard}")]).unwrap();
@@ -108,6 +108,8 @@ pub(crate) async fn provisioning_again_is_fine(world: &World) {
         assert!(text.contains("billing") && text.contains("audit") && text.contains("0-0"), "{text}");
     }
     assert!(!server.exists("orders:5"));
+    world.store.provision("orders", "billing", &ShardSet::from([7, 900])).await.unwrap();
+    assert!(server.exists("orders:7") && server.exists("orders:900") && !server.exists("orders:8"));
 }
 
 pub(crate) async fn ping_tells_the_time(world: &World) {

@@ -2,5 +2,6 @@
 
 pub(crate) mod around;
 pub(crate) mod commit;
+pub(crate) mod drain;
 pub(crate) mod lifecycle;
 pub(crate) mod mutex;
