@@ -16,8 +16,8 @@ pub(crate) async fn provision(shared: &Shared, group: &GroupKey, shards: &ShardS
     if !shared.settings.provisioning_enabled || shared.store.kind() == "memory" || shards.is_empty() {
         return Ok(());
     }
-    let shards = ShardSet::from(shards);
-    let result = shared.store.provision(group.stream_prefix(), group.consumer_group(), &shards).await;
+
+    let result = shared.store.provision(group.stream_prefix(), group.consumer_group(), shards).await;
     meter::provisioned(1, result.is_ok());
     result.map_err(|error| {
         tracing::warn!(%group, %error, "could not create the streams of the group's shards");

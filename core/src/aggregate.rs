@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Correction, CorrectionStarter, Group, Hold};
 use crate::handover;
-use crate::migration::records as migrations;
 use crate::member::{Grant, Live, Member, Revoking, Superseded, Termination};
+use crate::migration::records as migrations;
 use crate::record::LoadError;
 use crate::settings::{Settings, millis};
 use crate::shards::ShardSet;

@@ -13,8 +13,9 @@ use crate::shards::ShardSet;
 pub fn assign(
     previous: &BTreeMap<String, ShardSet>,
     members: &[&str],
-    shards: ShardSet,
+    shards: impl Into<ShardSet>,
 ) -> BTreeMap<String, ShardSet> {
+    let shards = shards.into();
     let Some(quota) = (shards.len()).checked_div(members.len()) else {
         return BTreeMap::new();
     };

@@ -4,9 +4,9 @@ use rsc_protocol::heartbeat::{EPOCH_JOIN, EPOCH_LEAVE};
 use rsc_protocol::{ErrorCode, HeartbeatRequest, HeartbeatResponse, PROTOCOL_VERSION, Status};
 
 use crate::group::Group;
+use crate::migration::{self, MigrationStep};
 use crate::turn::{Context, Counts, Transition, Turn};
 use crate::write::{Write, WriteKind};
-use crate::migration::{self, MigrationStep};
 use crate::{correction, handover, holds, maintenance, membership, ownership, record, view};
 
 /// Something to do to a group.

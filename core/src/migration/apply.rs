@@ -81,7 +81,10 @@ fn change(turn: &mut Turn<'_>, id: &str, with: impl FnOnce(&mut Migration)) {
 
 fn misfit<T>(turn: &Turn<'_>, migration: &Migration, step: &str) -> Result<T, Refused> {
     let id = &migration.resharding_id;
-    conflict(format!("migration {id} of group {} is {:?}: {step} does not fit", turn.group.key, migration.state))
+    conflict(format!(
+        "migration {id} of group {} is {:?}: {step} does not fit",
+        turn.group.key, migration.state
+    ))
 }
 
 fn prepare(turn: &mut Turn<'_>, spec: &MigrationSpec, compare: bool) -> Applied {
@@ -261,8 +264,10 @@ fn reopen(turn: &mut Turn<'_>, id: &str, shards: &ShardSet) -> Applied {
     if opened.is_empty() {
         return Ok(false);
     }
-    let (state, is_running) =
-        (migration.state, turn.group.active_resharding_id.as_deref() == Some(migration.resharding_id.as_str()));
+    let (state, is_running) = (
+        migration.state,
+        turn.group.active_resharding_id.as_deref() == Some(migration.resharding_id.as_str()),
+    );
     if state.is_over() && !is_running {
         if let Some(other) = turn.group.active_resharding_id.clone() {
             return conflict(format!("migration {other} runs: shards of {id} are read again by it"));
@@ -293,7 +298,9 @@ fn nothing_is_left(turn: &Turn<'_>, migration: &Migration, step: &str) -> Result
     let id = &migration.resharding_id;
     if !migration.draining().is_empty() {
         let shards = crate::turn::ranges(migration.draining());
-        return conflict(format!("shards {shards} are not proven empty: {step} of migration {id} waits for that"));
+        return conflict(format!(
+            "shards {shards} are not proven empty: {step} of migration {id} waits for that"
+        ));
     }
     let touched = turn.group.still_touched(&migration.retired);
     if !touched.is_empty() {
@@ -346,15 +353,21 @@ fn finish(turn: &mut Turn<'_>, id: &str) -> Applied {
 
 fn roll_back(turn: &mut Turn<'_>, id: &str, note: &RollbackNote, whole: bool, compare: bool) -> Applied {
     let migration = find(turn, id)?;
-    let refuse = |why: &str| Err((ErrorCode::RollbackNotAllowed, format!("migration {id} cannot be rolled back: {why}")));
+    let refuse = |why: &str| {
+        Err((ErrorCode::RollbackNotAllowed, format!("migration {id} cannot be rolled back: {why}")))
+    };
     match migration.state {
         MigrationState::RollingBack => return Ok(false),
         MigrationState::RolledBack if !whole || migration.count_restored => return Ok(false),
         _ if compare => {}
         MigrationState::Deprecated => return refuse("it is finished; scale to the former count instead"),
-        _ if migration.repairs => return refuse("it brings the stream's groups, whose records differ, to one count"),
+        _ if migration.repairs => {
+            return refuse("it brings the stream's groups, whose records differ, to one count");
+        }
         _ if migration.deleting => {
-            return refuse("keys of its removed shards are being deleted; scale to the former count once it is finished");
+            return refuse(
+                "keys of its removed shards are being deleted; scale to the former count once it is finished",
+            );
         }
         _ => {}
     }

@@ -17,7 +17,7 @@ pub fn of_group(group: &Group, target: u32) -> GroupPlan {
     let mut during = group.read_set().to_set();
     during.extend(0..target);
     let activated = assign(&group.targets, &members, during.clone());
-    let finished = assign(&activated, &members, (0..target).into());
+    let finished = assign(&activated, &members, 0..target);
     let (before, after) = (owners(&group.targets), owners(&finished));
     let moves = during.iter().filter_map(|shard_index| {
         let (from, to) = (before.get(&shard_index), after.get(&shard_index));

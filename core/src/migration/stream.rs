@@ -141,7 +141,11 @@ impl Leader {
     /// Every shard that the stream has before, during or after the migration, or that anybody still reads.
     fn every_shard(&self, groups: &[Group]) -> ShardSet {
         let known = self.spec.from_shard_count.max(self.spec.to_shard_count);
-        groups.iter().flat_map(|group| group.read_set().to_set().iter().collect::<Vec<_>>()).chain(0..known).collect()
+        groups
+            .iter()
+            .flat_map(|group| group.read_set().to_set().iter().collect::<Vec<_>>())
+            .chain(0..known)
+            .collect()
     }
 }
 
@@ -153,8 +157,7 @@ pub fn next(view: &StreamView<'_>) -> Next {
         let differ = view.groups.iter().any(|group| group.shard_count != first.shard_count);
         return if differ { repair(view) } else { Next::default() };
     };
-    let agrees =
-        |group: &Group| group.active_resharding_id.is_none() && group.shard_count == leader.count();
+    let agrees = |group: &Group| group.active_resharding_id.is_none() && group.shard_count == leader.count();
     if leader.is_over && view.groups.iter().all(agrees) {
         return Next::default();
     }
@@ -209,11 +212,7 @@ fn for_each<'g>(
     which: impl Fn(&Migration) -> bool,
     todo: impl Fn(&'g Group) -> Vec<Todo>,
 ) -> Vec<Todo> {
-    groups
-        .iter()
-        .filter(|group| standing(group, leader).is_some_and(&which))
-        .flat_map(todo)
-        .collect()
+    groups.iter().filter(|group| standing(group, leader).is_some_and(&which)).flat_map(todo).collect()
 }
 
 /// Groups whose record lacks the migration are prepared again.
@@ -280,7 +279,8 @@ fn back(view: &StreamView<'_>, leader: &Leader) -> Next {
             || (whole && migration.state == MigrationState::RolledBack && !migration.count_restored)
     };
     let rollback = for_each(view.groups, leader, goes_forth, |group| {
-        let step = leader.step(group, MigrationStep::Rollback { note: Box::new(note.clone()), whole, compare: true });
+        let step = leader
+            .step(group, MigrationStep::Rollback { note: Box::new(note.clone()), whole, compare: true });
         let shards = leader.every_shard(view.groups);
         let create = Todo::Provision { group: group.key.clone(), shards };
         if whole { vec![create, step] } else { vec![step] }
@@ -289,9 +289,8 @@ fn back(view: &StreamView<'_>, leader: &Leader) -> Next {
         return Next::todo(rollback);
     }
     // Consumers of every group read again what producers are about to be told of.
-    let without_count = |migration: &Migration| {
-        migration.state == MigrationState::RollingBack && !migration.count_restored
-    };
+    let without_count =
+        |migration: &Migration| migration.state == MigrationState::RollingBack && !migration.count_restored;
     let restore = for_each(view.groups, leader, without_count, |group| {
         vec![leader.step(group, MigrationStep::RestoreCount)]
     });
@@ -334,8 +333,9 @@ fn removed_shards(view: &StreamView<'_>, leader: &Leader) -> ShardSet {
 
 /// From the first removed shard that is still read to the end.
 fn drain(view: &StreamView<'_>, leader: &Leader, removed: &ShardSet) -> Next {
-    let open: ShardSet =
-        records(view, leader).flat_map(|(_, migration)| migration.draining().iter().collect::<Vec<_>>()).collect();
+    let open: ShardSet = records(view, leader)
+        .flat_map(|(_, migration)| migration.draining().iter().collect::<Vec<_>>())
+        .collect();
     // While some are read nobody asks about the rest: the end looks at all of them again.
     let asked = if open.is_empty() { removed } else { &open };
     if open.is_empty() {
@@ -401,7 +401,8 @@ fn drain(view: &StreamView<'_>, leader: &Leader, removed: &ShardSet) -> Next {
         if !begin.is_empty() {
             return Next::todo(begin);
         }
-        let there: ShardSet = removed.iter().filter(|shard| facts(*shard).is_some_and(|facts| facts.exists)).collect();
+        let there: ShardSet =
+            removed.iter().filter(|shard| facts(*shard).is_some_and(|facts| facts.exists)).collect();
         if !there.is_empty() {
             return Next::todo(vec![Todo::Delete(there)]);
         }
