@@ -12,8 +12,8 @@ use rsc_protocol::resharding::{MigrationResponse, MigrationState, Retire, ScaleP
 use rsc_protocol::{ErrorCode, GroupKey, ShardRef};
 use serde_json::{Value, json};
 use support::{
-    Answer, Api, Daemon, Member, RedisServer, Stream, beat_until_stable, group_path, monitored_path, scale_body,
-    wait_until,
+    Answer, Api, Daemon, Member, RedisServer, Stream, beat_until_stable, group_path, monitored_path,
+    scale_body, wait_until,
 };
 
 const INVALID: ErrorCode = ErrorCode::InvalidRequest;
@@ -103,7 +103,9 @@ async fn bad_requests_say_what_is_wrong_and_change_nothing() {
             }
         }
         api.post_bytes(path, "").await.expect_error(INVALID);
-        api.post_bytes(path, "{\"targetShardCount\": 5, \"targetShardCount\": 6}").await.expect_error(INVALID);
+        api.post_bytes(path, "{\"targetShardCount\": 5, \"targetShardCount\": 6}")
+            .await
+            .expect_error(INVALID);
         api.get(path).await.expect_error(ErrorCode::MethodNotAllowed);
     }
     for (body, expected) in [
@@ -141,8 +143,12 @@ async fn what_does_not_exist_is_404_with_its_own_code() {
         for path in [group_path(group), monitored_path(group)] {
             api.get(&format!("{path}/migrations/reshard-1")).await.expect_error(ErrorCode::GroupNotFound);
         }
-        api.get(&format!("{}/migrations", monitored_path(group))).await.expect_error(ErrorCode::GroupNotFound);
-        roll_back_of(&api, group, "reshard-1", &roll_back_body()).await.expect_error(ErrorCode::GroupNotFound);
+        api.get(&format!("{}/migrations", monitored_path(group)))
+            .await
+            .expect_error(ErrorCode::GroupNotFound);
+        roll_back_of(&api, group, "reshard-1", &roll_back_body())
+            .await
+            .expect_error(ErrorCode::GroupNotFound);
     }
     for id in ["reshard-1", "noop", "%20x", "reshard-%EC%A3%BC"] {
         for path in [group_path(stream.group()), monitored_path(stream.group())] {
@@ -182,7 +188,10 @@ async fn scaling_answers_with_every_field_for_every_group_and_reads_show_the_sam
         assert_eq!(row.retire, Retire::Delete);
         assert_eq!(serde_json::to_value(row.deprecated_after).unwrap(), json!("2100-01-01T00:00:00.000Z"));
         assert!(row.activated_at.is_some() && row.updated_at >= row.created_at, "{row:?}");
-        assert_eq!((row.draining_shards.len(), row.retired_shards.len(), row.rollback.is_some()), (0, 0, false));
+        assert_eq!(
+            (row.draining_shards.len(), row.retired_shards.len(), row.rollback.is_some()),
+            (0, 0, false)
+        );
         assert!(row.waits_for.contains("producers may use the former count until"), "{}", row.waits_for);
         // The same in each of the reads.
         let listed = stream.migrations_of(group).await;
@@ -279,8 +288,13 @@ async fn rollback_after_the_end_is_422_and_changes_nothing() {
     let again = stream.roll_back(&id).await;
     assert_eq!((again.state, again.waits_for.as_str()), (MigrationState::RolledBack, ""));
     stream.expect_settled_at(2).await;
-    let ids: BTreeSet<String> =
-        stream.migrations_of(stream.group()).await.migrations.into_iter().map(|row| row.resharding_id).collect();
+    let ids: BTreeSet<String> = stream
+        .migrations_of(stream.group())
+        .await
+        .migrations
+        .into_iter()
+        .map(|row| row.resharding_id)
+        .collect();
     assert_eq!(ids.len(), 4, "{ids:?}");
 }
 
@@ -308,7 +322,10 @@ async fn a_plan_changes_nothing_and_is_what_then_happens() {
         assert!(plan.dry_run && plan.refusals.is_empty(), "{plan:?}");
         assert_eq!((plan.from_shard_count, plan.target_shard_count), (from, to));
         assert_eq!(plan.affected_consumer_groups, ["a", "b"]);
-        assert_eq!((plan.added_shards, plan.shards_to_drain), (refs(from..to.max(from)), refs(to..from.max(to))));
+        assert_eq!(
+            (plan.added_shards, plan.shards_to_drain),
+            (refs(from..to.max(from)), refs(to..from.max(to)))
+        );
         assert_eq!(plan.producer_cache_wait_ms, 800);
         assert_eq!(serde_json::to_value(plan.retire).unwrap(), json!(retire));
         let share = match (from, to) {
@@ -354,7 +371,8 @@ async fn a_plan_changes_nothing_and_is_what_then_happens() {
 }
 
 fn owners_of(members: &[Member]) -> BTreeMap<u32, String> {
-    let owned = members.iter().flat_map(|member| member.owned.iter().map(|&shard| (shard, member.id().to_owned())));
+    let owned =
+        members.iter().flat_map(|member| member.owned.iter().map(|&shard| (shard, member.id().to_owned())));
     owned.collect()
 }
 

@@ -213,10 +213,8 @@ async fn to_zero_and_back() {
         scene.expect_settled_at(0).await;
         let left = if retire == "DELETE" { 0 } else { 3 };
         assert_eq!(stream.shard_keys(&scene.redis).await, (0..left).collect());
-        wait_until("the producer knows", async || {
-            producer.publish("x").await == Err(Unpublished::NoShards)
-        })
-        .await;
+        wait_until("the producer knows", async || producer.publish("x").await == Err(Unpublished::NoShards))
+            .await;
         let id = stream.scale(4).await;
         wait_until("the producer knows", async || producer.publish("x").await.is_ok()).await;
         fill(&mut producer).await;

@@ -95,7 +95,8 @@ impl Post {
     /// Whose step it is, which step, and the history entry, if this command is the commit of one.
     fn step_of<'c>(&self, command: &'c [Vec<u8>]) -> Option<(&GroupKey, &'c str, &'c [u8])> {
         const MARK: &str = "\"step\":\"";
-        let entry = command.iter().find(|argument| argument.starts_with(b"{\"") && contains(argument, MARK))?;
+        let entry =
+            command.iter().find(|argument| argument.starts_with(b"{\"") && contains(argument, MARK))?;
         let text = std::str::from_utf8(entry).ok()?;
         let step = text.split_once(MARK)?.1.split('"').next()?;
         let group = self.groups.iter().find(|group| {
@@ -144,7 +145,8 @@ fn pass_on(post: &Post, mut daemon: TcpStream) {
     thread::spawn(move || {
         let mut bytes = [0; 65_536];
         while let Ok(count) = answers.read(&mut bytes) {
-            if count == 0 || (!is_muted.load(Ordering::SeqCst) && to_daemon.write_all(&bytes[..count]).is_err())
+            if count == 0
+                || (!is_muted.load(Ordering::SeqCst) && to_daemon.write_all(&bytes[..count]).is_err())
             {
                 break;
             }

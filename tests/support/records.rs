@@ -102,13 +102,7 @@ impl Source {
 
     /// Reads and acknowledges once what there is; `takes_over`: first what others had read and not acknowledged. Returns
     /// whether the group exists on the shard.
-    pub(crate) async fn read(
-        &self,
-        group: &GroupKey,
-        shard: u32,
-        consumer: &str,
-        takes_over: bool,
-    ) -> bool {
+    pub(crate) async fn read(&self, group: &GroupKey, shard: u32, consumer: &str, takes_over: bool) -> bool {
         let key = shard_key(group.stream_prefix(), shard);
         let mut records = Vec::new();
         if takes_over {
@@ -121,7 +115,9 @@ impl Source {
         read.arg("GROUP").arg(group.consumer_group()).arg(consumer).arg("COUNT").arg(BATCH);
         read.arg("STREAMS").arg(&key).arg(">");
         match read.query_async::<Option<StreamReadReply>>(&mut self.redis.clone()).await {
-            Ok(reply) => records.extend(reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids)),
+            Ok(reply) => {
+                records.extend(reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids))
+            }
             Err(error) if error.code() == Some("NOGROUP") => return false,
             Err(error) => panic!("{key}: {error}"),
         }
@@ -142,7 +138,14 @@ impl Source {
         let (mut from, mut records) = ("0-0".to_owned(), Vec::new());
         loop {
             let mut claim = redis::cmd("XAUTOCLAIM");
-            claim.arg(key).arg(group.consumer_group()).arg(consumer).arg(0).arg(&from).arg("COUNT").arg(BATCH);
+            claim
+                .arg(key)
+                .arg(group.consumer_group())
+                .arg(consumer)
+                .arg(0)
+                .arg(&from)
+                .arg("COUNT")
+                .arg(BATCH);
             match claim.query_async::<StreamAutoClaimReply>(&mut self.redis.clone()).await {
                 Ok(reply) => {
                     records.extend(reply.claimed);

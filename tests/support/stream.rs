@@ -117,7 +117,12 @@ impl Stream {
     }
 
     /// Waits until `condition` holds of the migration in every group.
-    pub(crate) async fn wait_until(&self, what: &str, id: &str, condition: impl Fn(&MigrationResponse) -> bool) {
+    pub(crate) async fn wait_until(
+        &self,
+        what: &str,
+        id: &str,
+        condition: impl Fn(&MigrationResponse) -> bool,
+    ) {
         let mut last = Vec::new();
         let shown = async || {
             last = self.migration(id).await;
@@ -164,7 +169,8 @@ impl Stream {
 
     /// Demands that a second change is refused and names the running one.
     pub(crate) async fn expect_other_runs(&self, target: i64, id: &str) {
-        let message = self.try_scale(&scale_body(target)).await.expect_error(ErrorCode::ActiveMigrationExists);
+        let message =
+            self.try_scale(&scale_body(target)).await.expect_error(ErrorCode::ActiveMigrationExists);
         assert!(message.contains(id), "{message}");
     }
 }
