@@ -14,6 +14,7 @@
 mod api;
 mod consumer;
 mod daemon;
+mod fleet;
 mod journal;
 mod member;
 mod observer;
@@ -29,6 +30,7 @@ mod wait;
 pub(crate) use api::{Answer, Api, encode, group_path, monitored_path};
 pub(crate) use consumer::{Consumer, Crew, Routes, Seen, settle};
 pub(crate) use daemon::{Daemon, DaemonBuilder};
+pub(crate) use fleet::Fleet;
 pub(crate) use journal::{DoubleReading, Journal, Reading, monotonic_us};
 pub(crate) use member::{Member, beat_until_stable, heartbeat};
 pub(crate) use observer::{Observed, Observer};

@@ -1,6 +1,7 @@
 //! A proxy between a daemon and its Redis that knows the commits of migration steps when they come by, and kills the
 //! daemon there: right before the commit reaches Redis, or right after, its answer swallowed.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,18 +25,48 @@ pub(crate) enum Moment {
     After,
 }
 
-/// The kills of one test: for each group and each step one before and one after. Clones are the same.
-#[derive(Clone, Default)]
-pub(crate) struct Ambush(Arc<Mutex<Vec<(String, String, Moment)>>>);
+/// Group, step and moment of a kill.
+pub(crate) type Kill = (String, String, Moment);
+
+/// The kills of one test: for each group and each of some steps one before and one after. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Ambush {
+    groups: Arc<Vec<GroupKey>>,
+    steps: Arc<Mutex<Vec<String>>>,
+    kills: Arc<Mutex<Vec<Kill>>>,
+}
 
 impl Ambush {
-    /// Every kill so far, in their order: group, step, moment.
-    pub(crate) fn kills(&self) -> Vec<(String, String, Moment)> {
-        self.0.lock().unwrap().clone()
+    /// Nobody is killed before [`Ambush::lay`].
+    pub(crate) fn on(groups: &[GroupKey]) -> Self {
+        Ambush { groups: Arc::new(groups.to_vec()), steps: Arc::default(), kills: Arc::default() }
+    }
+
+    /// From now on whoever records one of these steps is killed, twice for each group.
+    pub(crate) fn lay(&self, steps: &[&str]) {
+        self.kills.lock().unwrap().clear();
+        *self.steps.lock().unwrap() = steps.iter().map(|&step| step.to_owned()).collect();
+    }
+
+    /// Every kill so far.
+    pub(crate) fn kills(&self) -> BTreeSet<Kill> {
+        self.kills.lock().unwrap().iter().cloned().collect()
+    }
+
+    /// Every kill there is to be.
+    pub(crate) fn planned(&self) -> BTreeSet<Kill> {
+        let steps = self.steps.lock().unwrap().clone();
+        let kills = |group: &GroupKey, step: &String| {
+            [Moment::Before, Moment::After].map(|at| (group.consumer_group().to_owned(), step.clone(), at))
+        };
+        self.groups.iter().flat_map(|group| steps.iter().flat_map(move |step| kills(group, step))).collect()
     }
 
     fn next(&self, group: &str, step: &str) -> Option<Moment> {
-        let kills = self.0.lock().unwrap();
+        if !self.steps.lock().unwrap().iter().any(|wanted| wanted == step) {
+            return None;
+        }
+        let kills = self.kills.lock().unwrap();
         match kills.iter().filter(|(of, at, _)| of == group && at == step).count() {
             0 => Some(Moment::Before),
             1 => Some(Moment::After),
@@ -44,7 +75,7 @@ impl Ambush {
     }
 
     fn note(&self, group: &str, step: &str, moment: Moment) {
-        self.0.lock().unwrap().push((group.to_owned(), step.to_owned(), moment));
+        self.kills.lock().unwrap().push((group.to_owned(), step.to_owned(), moment));
     }
 }
 
@@ -57,19 +88,17 @@ pub(crate) struct Proxy {
 
 struct Post {
     redis: u16,
-    groups: Vec<GroupKey>,
     ambush: Ambush,
     /// The daemon's process; 0 while there is none to kill.
     victim: AtomicU32,
 }
 
 impl Proxy {
-    /// Listens for the daemon of a stream with these groups.
-    pub(crate) fn start(redis: u16, groups: &[GroupKey], ambush: &Ambush) -> Self {
+    /// Listens for a daemon; `redis`: the server's port.
+    pub(crate) fn start(redis: u16, ambush: &Ambush) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (groups, ambush) = (groups.to_vec(), ambush.clone());
-        let post = Arc::new(Post { redis, groups, ambush, victim: AtomicU32::new(0) });
+        let post = Arc::new(Post { redis, ambush: ambush.clone(), victim: AtomicU32::new(0) });
         let shared = post.clone();
         thread::spawn(move || {
             for daemon in listener.incoming().map_while(Result::ok) {
@@ -99,7 +128,7 @@ impl Post {
             command.iter().find(|argument| argument.starts_with(b"{\"") && contains(argument, MARK))?;
         let text = std::str::from_utf8(entry).ok()?;
         let step = text.split_once(MARK)?.1.split('"').next()?;
-        let group = self.groups.iter().find(|group| {
+        let group = self.ambush.groups.iter().find(|group| {
             let key = Keys::default().metadata(group);
             command.iter().any(|argument| argument == key.as_bytes())
         })?;
