@@ -182,6 +182,11 @@ async fn rollback_of_a_scale_out_goes_on_after_each_step_with_a_fresh_instance()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_a_scale_out_goes_on_after_each_step_with_another_instance() {
+    rollback(2, 2, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_a_scale_in_goes_on_after_each_step_with_another_instance() {
     rollback(2, 4, 2).await;
 }
