@@ -1,5 +1,6 @@
 //! Scenarios of a stream whose shard count changes while producers write and consumers read (protocol 6, 7, 11): forth,
 //! back, to zero and back again; whatever Redis acknowledged to a producer is read by every group.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
