@@ -62,18 +62,32 @@ impl Killings {
             observers.push(Observer::start(&self.redis, group).await);
         }
         let before = self.fleet.replaced;
+        let known = self.migrations().await;
         self.ambush.lay(steps);
         self.fleet.ask(path, body).await;
         self.settle_at(shards).await;
         assert_eq!(self.ambush.kills(), self.ambush.planned());
         self.fleet.tend_until_replaced(before + self.ambush.planned().len()).await;
         self.ambush.lay(&[]);
+        // One and the same is carried on; none is begun anew because somebody died.
+        let is_new = usize::from(path == self.scale_path());
+        assert_eq!(self.migrations().await, known.map(|known| known + is_new));
         let produced = producer.stop().await;
         assert!(produced.acknowledged > 50, "{produced:?}");
         self.expect_settled_at(shards).await;
         for observer in observers {
             observer.stop().await;
         }
+    }
+
+    /// How many migrations each group records.
+    async fn migrations(&self) -> [usize; 2] {
+        let mut counts = [0; 2];
+        for (count, group) in counts.iter_mut().zip(&self.stream.groups) {
+            let record = self.redis.aggregate(group).await.unwrap_or_default();
+            *count = record["migrations"].as_object().map_or(0, serde_json::Map::len);
+        }
+        counts
     }
 
     async fn settle_at(&mut self, shards: u32) {
@@ -218,4 +232,32 @@ async fn a_late_record_is_read_although_each_step_back_kills_somebody() {
     assert_eq!(scene.ambush.kills(), scene.ambush.planned());
     scene.fleet.tend_until_replaced(scene.ambush.planned().len()).await;
     scene.expect_settled_at(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_group_reads_again_what_was_given_up_before_any_producer_is_told() {
+    let mut scene = Killings::new(4, 1).await;
+    let more = json!({"deprecatedAfter": "2100-01-01T00:00:00Z"});
+    scene.stream.talk_to(&scene.fleet.api());
+    let id = scene.stream.scale_with(2, &more).await.resharding_id;
+    scene.stream.wait_until("shards are given up", &id, |row| row.retired_shards.len() == 2).await;
+    scene.ambush.lay(&["restore-count"]);
+    let path = format!("{}/migrations/{}/rollback", group_path(scene.stream.group()), encode(&id));
+    let body = json!({"requestedBy": "test", "reason": "thought better of it"});
+    let api = scene.fleet.api();
+    let asked = api.try_send(api.request(reqwest::Method::POST, &path).json(&body)).await;
+    assert!(asked.is_err(), "the coordinator is dead before the first count is restored: {asked:?}");
+    for group in &scene.stream.groups {
+        let record = scene.redis.aggregate(group).await.unwrap_or_default();
+        let targets = record["targetAssignments"].as_object().cloned().unwrap_or_default();
+        let assigned: BTreeSet<u64> = targets
+            .values()
+            .flat_map(|shards| shards.as_array().cloned().unwrap_or_default())
+            .filter_map(|shard| shard["shardIndex"].as_u64())
+            .collect();
+        assert_eq!((&record["shardCount"], assigned), (&json!(2), (0..4).collect()), "{group}");
+    }
+    scene.settle_at(4).await;
+    scene.fleet.tend_until_replaced(4).await;
+    scene.expect_settled_at(4).await;
 }

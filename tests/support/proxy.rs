@@ -1,5 +1,5 @@
 //! A proxy between a daemon and its Redis that knows the commits of migration steps when they come by, and kills the
-//! daemon there: right before the commit reaches Redis, or right after, its answer swallowed.
+//! daemon there: right before the commit reaches Redis, or right after, its answer swallowed. Or it lets a record slip in.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -34,12 +34,40 @@ pub(crate) struct Ambush {
     groups: Arc<Vec<GroupKey>>,
     steps: Arc<Mutex<Vec<String>>>,
     kills: Arc<Mutex<Vec<Kill>>>,
+    slip: Arc<Mutex<Option<Slip>>>,
+}
+
+/// A record that is added between two commands of the coordinator.
+struct Slip {
+    group: GroupKey,
+    step: String,
+    key: String,
+    /// The step has come by.
+    armed: bool,
+    /// Its id, once it is added.
+    id: Option<String>,
 }
 
 impl Ambush {
     /// Nobody is killed before [`Ambush::lay`].
     pub(crate) fn on(groups: &[GroupKey]) -> Self {
-        Ambush { groups: Arc::new(groups.to_vec()), steps: Arc::default(), kills: Arc::default() }
+        Ambush {
+            groups: Arc::new(groups.to_vec()),
+            steps: Arc::default(),
+            kills: Arc::default(),
+            slip: Arc::default(),
+        }
+    }
+
+    /// When this group's step has come by, a record is added to `key` right before the next command that concerns it.
+    pub(crate) fn slip_in(&self, group: &GroupKey, step: &str, key: &str) {
+        let (group, step, key) = (group.clone(), step.to_owned(), key.to_owned());
+        *self.slip.lock().unwrap() = Some(Slip { group, step, key, armed: false, id: None });
+    }
+
+    /// The id of the record that was added.
+    pub(crate) fn slipped_in(&self) -> Option<String> {
+        self.slip.lock().unwrap().as_ref()?.id.clone()
     }
 
     /// From now on whoever records one of these steps is killed, twice for each group.
@@ -135,6 +163,24 @@ impl Post {
         Some((group, step, entry))
     }
 
+    /// Adds the record that is to slip in, if this is its moment.
+    fn slip(&self, command: &[Vec<u8>]) {
+        let mut slip = self.ambush.slip.lock().unwrap();
+        let Some(slip) = slip.as_mut() else { return };
+        if self.step_of(command).is_some_and(|(group, step, _)| *group == slip.group && step == slip.step) {
+            slip.armed = true;
+        } else if slip.armed && slip.id.is_none() && command.iter().any(|it| it == slip.key.as_bytes()) {
+            let mut add = redis::cmd("XADD");
+            add.arg(&slip.key).arg("NOMKSTREAM").arg("*").arg("k").arg("v");
+            slip.id = add.query(&mut self.connection()).unwrap();
+        }
+    }
+
+    fn connection(&self) -> redis::Connection {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.redis)).unwrap();
+        client.get_connection().unwrap()
+    }
+
     fn kill(&self) {
         let victim = self.victim.swap(0, Ordering::SeqCst);
         if let Some(pid) = i32::try_from(victim).ok().and_then(Pid::from_raw) {
@@ -145,8 +191,7 @@ impl Post {
 
     /// Waits until this entry stands in the group's history; `false` if it does not come.
     fn has_committed(&self, group: &GroupKey, entry: &[u8]) -> bool {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.redis)).unwrap();
-        let mut connection = client.get_connection().unwrap();
+        let mut connection = self.connection();
         let (key, asked) = (Keys::default().history(group), Instant::now());
         let entry = redis::Value::BulkString(entry.to_vec());
         while asked.elapsed() < COMMIT_TAKES {
@@ -200,6 +245,7 @@ fn pass_on(post: &Post, mut daemon: TcpStream) {
                 post.kill();
                 break 'open;
             }
+            post.slip(&command);
             muted.store(is_deadly.is_some(), Ordering::SeqCst);
             if redis.write_all(&unread[..length]).is_err() {
                 break 'open;
