@@ -36,8 +36,8 @@ async fn scene() -> (RedisServer, Daemon, Ambush, Stream, Ledger, Vec<Consumer>)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_comes_after_the_proof_and_right_before_the_deletion_is_read() {
     let (redis, _daemon, ambush, stream, ledger, _consumers) = scene().await;
-    // The last that is recorded before keys are deleted; the next that concerns the key is its deletion.
-    ambush.slip_in(&stream.groups[1], "begin-delete", "orders:2");
+    // The last that is recorded before keys are deleted. Then the key is proven empty once more, and then deleted.
+    ambush.slip_in(&stream.groups[1], "begin-delete", "orders:2", 1);
     let id = stream.scale_with(1, &json!({"retire": "DELETE"})).await.resharding_id;
     stream.wait_for(&id, MigrationState::Deprecated).await;
     let late = ("orders:2".to_owned(), ambush.slipped_in().unwrap());
@@ -52,7 +52,7 @@ async fn a_record_that_comes_after_the_proof_and_right_before_the_deletion_is_re
 async fn a_record_that_comes_right_before_the_proof_at_the_end_is_read_and_the_key_kept() {
     let (redis, _daemon, ambush, stream, ledger, _consumers) = scene().await;
     // The last that is recorded before the end: nobody is assigned the shard any more.
-    ambush.slip_in(&stream.groups[1], "retire", "orders:2");
+    ambush.slip_in(&stream.groups[1], "retire", "orders:2", 0);
     let id = stream.scale_with(1, &json!({"retire": "KEEP"})).await.resharding_id;
     stream.wait_for(&id, MigrationState::Deprecated).await;
     let late = ("orders:2".to_owned(), ambush.slipped_in().unwrap());

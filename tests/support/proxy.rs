@@ -44,6 +44,8 @@ struct Slip {
     key: String,
     /// The step has come by.
     armed: bool,
+    /// Commands that concern the key and are let pass first.
+    passes: usize,
     /// Its id, once it is added.
     id: Option<String>,
 }
@@ -59,10 +61,11 @@ impl Ambush {
         }
     }
 
-    /// When this group's step has come by, a record is added to `key` right before the next command that concerns it.
-    pub(crate) fn slip_in(&self, group: &GroupKey, step: &str, key: &str) {
+    /// When this group's step has come by, and then so many commands that concern `key`, a record is added to it right
+    /// before the next one.
+    pub(crate) fn slip_in(&self, group: &GroupKey, step: &str, key: &str, passes: usize) {
         let (group, step, key) = (group.clone(), step.to_owned(), key.to_owned());
-        *self.slip.lock().unwrap() = Some(Slip { group, step, key, armed: false, id: None });
+        *self.slip.lock().unwrap() = Some(Slip { group, step, key, armed: false, passes, id: None });
     }
 
     /// The id of the record that was added.
@@ -170,6 +173,10 @@ impl Post {
         if self.step_of(command).is_some_and(|(group, step, _)| *group == slip.group && step == slip.step) {
             slip.armed = true;
         } else if slip.armed && slip.id.is_none() && command.iter().any(|it| it == slip.key.as_bytes()) {
+            if slip.passes > 0 {
+                slip.passes -= 1;
+                return;
+            }
             let mut add = redis::cmd("XADD");
             add.arg(&slip.key).arg("NOMKSTREAM").arg("*").arg("k").arg("v");
             slip.id = add.query(&mut self.connection()).unwrap();
