@@ -351,3 +351,27 @@ fn protocol_2_a_drainer_is_not_fenced_by_an_instant_that_the_record_alone_has_se
     }
     assert_eq!(bench.group().live_members().count(), 2);
 }
+
+#[test]
+fn protocol_4_1_1_who_brings_the_evidence_of_a_rollback_does_not_find_everybody_expired() {
+    let (mut bench, mut p, mut m) = two_settled();
+    let mark = bench.mark();
+    // For two leases everybody is heard, and somebody joins; then redis loses all of it.
+    let mut x = Client::new("x", "x-1");
+    for _ in 0..10 {
+        bench.pass(3_000);
+        for client in [&mut p, &mut m, &mut x] {
+            client.beat(&mut bench);
+        }
+    }
+    bench.restore(mark);
+    assert!(lease_end(&bench, "m") < bench.now, "by what is left, all leases are long over");
+    // This instance has served no turn meanwhile, so that only the message itself tells of the loss.
+    let answer = p.beat(&mut bench);
+    assert_eq!(answer.status, Status::SyncMetadata, "{answer:?}");
+    let group = bench.group();
+    assert!(group.metadata_correction.is_some());
+    assert_eq!(group.live_members().count(), 2, "nobody is judged in the turn that learns of the loss");
+    let last = bench.counts.last().unwrap();
+    assert_eq!((last.leases_expired, last.rebalance_timeouts), (0, 0));
+}
