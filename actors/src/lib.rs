@@ -28,7 +28,7 @@
 //! | `rsc_evidence_of_loss_total` | | requests that showed that Redis lost writes |
 //! | `rsc_correction_begun_total` | | correction rounds begun, or begun anew |
 //! | `rsc_metadata_version_regression_total` | | records older than this instance's own last commit |
-//! | `rsc_out_of_service_total` | `cause`: `stalled`, `no_turn`, `time_jumped`, `older_record`, `key_came_back`, `correction_round` | an actor stopped judging members for one lease |
+//! | `rsc_out_of_service_total` | `cause`: `stalled`, `no_turn`, `time_jumped`, `older_record`, `key_came_back`, `correction_round`, `looked_away` | an actor stopped judging members for one lease |
 //! | `rsc_metadata_ttl_found_total` | `group` | turns that found a TTL on the metadata key |
 //! | `rsc_metadata_corrupt_total`, `rsc_metadata_missing_total` | `group` | turns that found no usable record |
 //! | `rsc_invariant_violation_total` | `invariant` | invariants that did not hold after a decision |

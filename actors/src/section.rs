@@ -162,6 +162,8 @@ pub(crate) fn report(group: &GroupKey, cause: OutOfService) {
     let cause_label = cause.label();
     if cause == OutOfService::OlderRecord {
         tracing::error!(%group, cause = cause_label, "redis lost writes: the record is older than this instance's last commit; nobody is expired for one lease");
+    } else if cause == OutOfService::LookedAway {
+        tracing::debug!(%group, cause = cause_label, "out of service: nobody is expired for one lease");
     } else {
         tracing::warn!(%group, cause = cause_label, "out of service: nobody is expired for one lease");
     }

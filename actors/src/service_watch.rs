@@ -27,6 +27,9 @@ pub(crate) enum OutOfService {
     KeyCameBack,
     /// A correction round began, or one is on that is younger than a lease.
     CorrectionRound,
+    /// For more than two leases this actor did not look at the group, and others changed it meanwhile: what Redis
+    /// time did to the leases that they recorded is not known.
+    LookedAway,
 }
 
 impl OutOfService {
@@ -38,6 +41,7 @@ impl OutOfService {
             OutOfService::OlderRecord => "older_record",
             OutOfService::KeyCameBack => "key_came_back",
             OutOfService::CorrectionRound => "correction_round",
+            OutOfService::LookedAway => "looked_away",
         }
     }
 }
@@ -56,6 +60,8 @@ pub(crate) struct ServiceWatch {
     stall: Option<Instant>,
     own_commit: Option<Stamp>,
     key_was_missing: bool,
+    /// When the record was looked at last, and what it was.
+    last_look: Option<(Instant, Stamp)>,
     clock: RedisClock,
 }
 
@@ -70,6 +76,7 @@ impl ServiceWatch {
             stall: None,
             own_commit: None,
             key_was_missing: false,
+            last_look: None,
             clock: RedisClock::new(lease, now),
         }
     }
@@ -124,11 +131,18 @@ impl ServiceWatch {
     /// The record was found with this stamp. No successor of this actor's own last commit: Redis lost writes.
     pub(crate) fn found(&mut self, now: Instant, stamp: &Stamp) -> Option<OutOfService> {
         let came_back = std::mem::take(&mut self.key_was_missing);
+        let last_look = self.last_look.replace((now, stamp.clone()));
         if self.own_commit.as_ref().is_some_and(|own| !is_successor(stamp, own)) {
             self.own_commit = None;
             return Some(self.out_of_service(now, OutOfService::OlderRecord));
         }
-        came_back.then(|| self.out_of_service(now, OutOfService::KeyCameBack))
+        if came_back {
+            return Some(self.out_of_service(now, OutOfService::KeyCameBack));
+        }
+        // Nothing that is in an unchanged record still runs after so long.
+        let looked_away = last_look
+            .is_some_and(|(at, seen)| now.saturating_duration_since(at) > 2 * self.lease && seen != *stamp);
+        looked_away.then(|| self.out_of_service(now, OutOfService::LookedAway))
     }
 
     /// A correction round is on that is younger than one lease. `Some` when that is news.
@@ -146,12 +160,16 @@ impl ServiceWatch {
     /// The group does not exist: what comes under its name succeeds nothing.
     pub(crate) fn group_gone(&mut self) {
         self.own_commit = None;
+        self.last_look = None;
         self.key_was_missing = false;
     }
 
     /// This actor's own write was applied.
     pub(crate) fn committed(&mut self, stamp: &Stamp) {
         self.own_commit = Some(stamp.clone());
+        if let Some((_, seen)) = &mut self.last_look {
+            seen.clone_from(stamp);
+        }
     }
 
     /// Whether members may be expired, fenced for slowness and pruned.

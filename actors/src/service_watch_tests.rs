@@ -174,3 +174,26 @@ fn what_is_created_after_the_group_was_gone_is_compared_with_nothing() {
     assert_eq!(bench.watch.found(now, &stamp(1, 0, "new")), None);
     assert!(bench.watch.may_expire(now));
 }
+
+#[test]
+fn who_looked_away_while_others_worked_on_the_group_expires_nobody_for_a_lease() {
+    for (ms, found, looked_away) in [
+        (30_001, "neighbour", true),
+        (30_001, "own", false),
+        (30_000, "neighbour", false),
+        (3_600_000, "own", false),
+    ] {
+        let mut bench = in_service();
+        assert_eq!(bench.watch.found(bench.at(0), &stamp(4, 9, "before")), None);
+        bench.watch.committed(&stamp(5, 9, "own"));
+        let stamp = stamp(5, if found == "own" { 9 } else { 10 }, found);
+        let why = bench.watch.found(bench.at(ms), &stamp);
+        assert_eq!(why, looked_away.then_some(OutOfService::LookedAway), "{found} after {ms} ms");
+        assert_eq!(bench.watch.may_expire(bench.at(ms)), !looked_away);
+        assert!(bench.watch.may_grant(bench.at(ms)));
+        assert_eq!(bench.watch.found(bench.at(ms), &stamp), None, "once");
+        if looked_away {
+            bench.assert_out_for_a_lease_from(ms);
+        }
+    }
+}

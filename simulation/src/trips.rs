@@ -299,7 +299,7 @@ impl World {
         let (notices_loss, noticed_at) = (coordinator.loss_to_report, coordinator.loss_noticed_at);
         let commands = coordinator.commands(&jobs);
         let first_sample = coordinator.watch.first_sample.unwrap_or(now);
-        let is_blind = self.jumps.iter().any(|jump| first_sample >= *jump && now < jump + self.timing.lease);
+        let is_blind = self.is_blind(first_sample);
         self.refuse(older, "a newer heartbeat of this member came with it");
         let decided_on = rsc_protocol::Timestamp::from_millis(redis_time);
         let context = self.context(decided_on, may_expire, may_grant);

@@ -12,6 +12,7 @@ pub(crate) struct Watch {
     trying_since: Option<i64>,
     own_commit: Option<Stamp>,
     key_was_missing: bool,
+    last_look: Option<(i64, Stamp)>,
     /// First seen at, and how far Redis time was ahead at most.
     samples: Vec<(i64, i64)>,
     /// When the first sample was taken.
@@ -29,6 +30,7 @@ impl Watch {
             trying_since: None,
             own_commit: None,
             key_was_missing: false,
+            last_look: None,
             samples: Vec::new(),
             first_sample: None,
         }
@@ -54,9 +56,9 @@ impl Watch {
             self.trying_since = Some(now);
             self.out_of_service(now);
         }
-        let (lower, upper) = (redis - now, redis + 1 - before);
+        let (lower, upper) = (redis - now, redis - before);
         let jumped = self.samples.iter().any(|(first, ahead)| {
-            let drift = if now - first > self.lease { (now - first) / 1_000 } else { 0 };
+            let drift = (now - first - 2 * self.lease).max(0) / 1_000;
             lower - ahead > self.lease / 10 + drift
         });
         if jumped && notices_jumps {
@@ -69,7 +71,7 @@ impl Watch {
             Some((first, ahead)) if now - *first < self.lease / 16 => *ahead = (*ahead).min(upper),
             _ => self.samples.push((now, upper)),
         }
-        while self.samples.len() > 1 && now - self.samples[0].0 > self.lease + self.lease / 16 {
+        while self.samples.get(1).is_some_and(|(first, _)| now - first >= self.lease) {
             self.samples.remove(0);
         }
     }
@@ -88,6 +90,10 @@ impl Watch {
         if lost {
             self.own_commit = None;
         }
+        let last_look = self.last_look.replace((now, stamp.clone()));
+        if last_look.is_some_and(|(at, seen)| now - at > 2 * self.lease && seen != *stamp) {
+            self.out_of_service(now);
+        }
         if (lost || came_back) && judges_itself {
             self.out_of_service(now);
         }
@@ -102,6 +108,9 @@ impl Watch {
     /// This actor's own write was applied.
     pub(crate) fn committed(&mut self, stamp: &Stamp) {
         self.own_commit = Some(stamp.clone());
+        if let Some((_, seen)) = &mut self.last_look {
+            seen.clone_from(stamp);
+        }
     }
 
     /// Whether members may be expired, fenced for slowness and pruned.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use rsc_core::{Command, Context, decide, lifecycle};
 use rsc_protocol::{GroupKey, HeartbeatRequest, HeartbeatResponse};
 
-use crate::check::{Excuse, Grant, Loss};
+use crate::check::{Excuse, Grant, Jump, Loss};
 use crate::coordinator::{Coordinator, Pending};
 use crate::dice::Dice;
 use crate::plan::{Mix, Plan, Timing};
@@ -92,7 +92,7 @@ pub(crate) struct World {
     /// Losses so far.
     pub(crate) losses: Vec<Loss>,
     /// Forward jumps of Redis time so far.
-    pub(crate) jumps: Vec<i64>,
+    pub(crate) jumps: Vec<Jump>,
     /// Grants so far.
     pub(crate) grants: Vec<Grant>,
     /// Overlaps that are documented to remain, while they last.
