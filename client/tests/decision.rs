@@ -201,7 +201,7 @@ fn a_coordinator_that_tells_no_lease_is_believed_for_the_assumed_one() {
     let Event::Answer(mut response) = answer(&join, Status::Ok, 5, 10, &[1]) else { unreachable!() };
     response.assignment_lease_ms = 0;
     let _ = consumer.handle(at(1.0), Event::Answer(response));
-    assert!(consumer.may_read(at(14.9)) && !consumer.may_read(at(15.0)));
+    assert!(consumer.may_read(at(13.4)) && !consumer.may_read(at(13.5)));
 }
 
 #[test]

@@ -19,6 +19,15 @@ pub(crate) struct Loss {
     pub(crate) noticed_at: Option<i64>,
 }
 
+/// A forward jump of Redis time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Jump {
+    /// When.
+    pub(crate) at: i64,
+    /// By so many milliseconds.
+    pub(crate) by: i64,
+}
+
 /// A grant as it was recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
