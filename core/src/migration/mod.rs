@@ -4,6 +4,8 @@
 //! next for which group of a stream is decided in [`stream`], from all of their records.
 
 mod apply;
+mod drain;
+mod leader;
 pub mod plan;
 pub(crate) mod records;
 pub mod stream;
@@ -210,6 +212,15 @@ impl Migration {
             retire: self.retire,
             repairs: self.repairs,
         }
+    }
+
+    /// Whether it was taken back before any group could have told its producers of it: as if it had never been.
+    #[must_use]
+    pub(crate) fn never_began(&self) -> bool {
+        self.state == MigrationState::RolledBack
+            && !self.count_restored
+            && !self.provisioned
+            && self.activated_at.is_none()
     }
 
     /// Shards beyond the count that consumers still read.
