@@ -28,11 +28,11 @@ pub(super) fn caches_end(view: &StreamView<'_>, leader: &Leader) -> Timestamp {
 
 /// Every shard beyond the count that some group reads, or has given up, in the course of this migration.
 pub(super) fn removed_shards(view: &StreamView<'_>, leader: &Leader) -> ShardSet {
-    let of_all = leader.records(view.groups).flat_map(|(_, migration)| {
+    let of_all = leader.records(view.groups).flat_map(|(group, migration)| {
         let removed = migration.removed();
-        removed.iter().collect::<Vec<_>>()
+        removed.iter().filter(|shard| *shard >= group.shard_count).collect::<Vec<_>>()
     });
-    of_all.filter(|shard| *shard >= leader.count()).collect()
+    of_all.collect()
 }
 
 /// From the first removed shard that is still read to the end.
@@ -121,15 +121,13 @@ fn retire(view: &StreamView<'_>, leader: &Leader, empty: &ShardSet) -> Vec<Todo>
 /// Deleting what is proven empty, once every group has recorded that there is no way back; `None`: it is done.
 fn delete(view: &StreamView<'_>, leader: &Leader, removed: &ShardSet) -> Option<Next> {
     let undecided = |migration: &Migration| !migration.state.is_over() && !migration.deleting;
-    let begin = leader.for_each(view.groups, undecided, |group| {
-        vec![leader.step(group, MigrationStep::BeginDelete)]
-    });
+    let begin =
+        leader.for_each(view.groups, undecided, |group| vec![leader.step(group, MigrationStep::BeginDelete)]);
     if !begin.is_empty() {
         return Some(Next::todo(begin));
     }
     let exists = |facts: &ShardFacts| facts.exists;
-    let there: ShardSet =
-        removed.iter().filter(|shard| view.facts.get(shard).is_some_and(exists)).collect();
+    let there: ShardSet = removed.iter().filter(|shard| view.facts.get(shard).is_some_and(exists)).collect();
     (!there.is_empty()).then(|| Next::todo(vec![Todo::Delete(there)]))
 }
 

@@ -11,8 +11,8 @@ use rsc_protocol::resharding::{MigrationState, Retire, RollbackNote};
 use rsc_protocol::{GroupKey, Timestamp};
 
 use super::drain::{caches_end, drain, end, removed_shards};
-pub use super::leader::creation_time;
 use super::leader::Leader;
+pub use super::leader::creation_time;
 use super::{Migration, MigrationSpec, MigrationStep};
 use crate::group::Group;
 use crate::settings::Settings;
@@ -218,9 +218,8 @@ fn back(view: &StreamView<'_>, leader: &Leader) -> Next {
     // Consumers of every group read again what producers are about to be told of.
     let without_count =
         |migration: &Migration| migration.state == MigrationState::RollingBack && !migration.count_restored;
-    let restore = leader.for_each(view.groups, without_count, |group| {
-        vec![leader.step(group, MigrationStep::RestoreCount)]
-    });
+    let restore = leader
+        .for_each(view.groups, without_count, |group| vec![leader.step(group, MigrationStep::RestoreCount)]);
     if !restore.is_empty() {
         return Next::todo(restore);
     }
