@@ -43,6 +43,8 @@ pub struct Stream {
     pub accepted: BTreeMap<u64, BTreeSet<String>>,
     /// Streams cannot be created at the moment.
     pub provisioning_fails: bool,
+    /// What producers were told, and until when they may use it.
+    caches: Vec<(u32, Timestamp)>,
     ids: u64,
 }
 
@@ -58,6 +60,7 @@ impl Stream {
             shards: BTreeMap::new(),
             accepted: BTreeMap::new(),
             provisioning_fails: false,
+            caches: Vec::new(),
             ids: 0,
         };
         names.iter().for_each(|name| stream.create(name, shard_count));
@@ -182,6 +185,22 @@ impl Stream {
         true
     }
 
+    /// Producers ask every group for the count, and write one record into every shard that any answer which is still
+    /// good lets them write into.
+    pub fn traffic(&mut self) {
+        for group in self.loaded() {
+            let routing = group.routing(self.settings.routing_cache_ttl_ms);
+            let ttl = i64::try_from(routing.routing_cache_ttl_ms).unwrap();
+            self.caches.push((routing.shard_count, self.now.plus(ttl)));
+        }
+        let now = self.now;
+        self.caches.retain(|(_, until)| *until > now);
+        let most = self.caches.iter().map(|(count, _)| *count).max().unwrap_or(0);
+        for shard in 0..most {
+            self.publish(shard);
+        }
+    }
+
     /// The consumers of a group read what is there for them, of `shards` as far as the group reads them at all.
     pub fn deliver(&mut self, group: usize, shards: impl IntoIterator<Item = u32>) {
         let read_set = self.groups[group].group().read_set().to_set();
@@ -283,7 +302,8 @@ impl Stream {
     pub fn roll_back(&mut self, id: &str) -> Result<(), ErrorCode> {
         let groups = self.loaded();
         let records: Vec<_> = groups.iter().filter_map(|group| Some((group, group.migration(id)?))).collect();
-        let gone_too_far = |state, deleting, repairs| state == MigrationState::Deprecated || deleting || repairs;
+        let gone_too_far =
+            |state, deleting, repairs| state == MigrationState::Deprecated || deleting || repairs;
         if records.iter().any(|(_, it)| gone_too_far(it.state, it.deleting, it.repairs)) {
             return Err(ErrorCode::RollbackNotAllowed);
         }
@@ -338,6 +358,27 @@ impl Stream {
     }
 }
 
+/// Drives todo by todo, at most `todos` of them, under traffic: whenever there is nothing to do now, everything is read
+/// and time passes. `false`: it has settled before.
+pub fn walk(stream: &mut Stream, driver: &mut Driver, todos: usize) -> bool {
+    let mut done = 0;
+    for _ in 0..1_000 {
+        if done == todos {
+            return true;
+        }
+        stream.traffic();
+        match driver.one(stream).unwrap() {
+            None => done += 1,
+            Some(next) if next.has_settled() => return false,
+            Some(_) => {
+                stream.consume();
+                stream.pass(7_000);
+            }
+        }
+    }
+    panic!("it never comes to a rest: {:#?}", stream.next(&BTreeMap::new()));
+}
+
 /// One instance at work on the stream: what it has looked up and is about to do is lost with it.
 #[derive(Clone, Default)]
 pub struct Driver {
@@ -345,6 +386,8 @@ pub struct Driver {
     queue: VecDeque<Todo>,
     /// Every step is done twice; the second time nothing moves.
     pub twice: bool,
+    /// What it did last.
+    pub did: Option<Todo>,
 }
 
 impl Driver {
@@ -364,6 +407,7 @@ impl Driver {
         }
         let todo = self.queue.pop_front().unwrap();
         let result = self.execute(stream, &todo);
+        self.did = Some(todo);
         if result.is_err() {
             *self = Driver { twice: self.twice, ..Driver::default() };
         }
