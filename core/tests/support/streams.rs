@@ -414,6 +414,11 @@ impl Driver {
         result.map(|()| None)
     }
 
+    /// What comes next as far as it knows.
+    pub fn look(&self, stream: &Stream) -> Next {
+        stream.next(&self.facts)
+    }
+
     /// What it is about to do, if it has asked already.
     pub fn intends(&self) -> Option<&Todo> {
         self.queue.front()
