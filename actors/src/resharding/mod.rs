@@ -31,9 +31,6 @@ const LONGEST_POLL: Duration = Duration::from_secs(2);
 const SHORTEST_POLL: Duration = Duration::from_millis(50);
 /// The longest pause after failures.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
-/// The longest sleep until an instant that is known: clocks may move.
-const LONGEST_SLEEP: Duration = Duration::from_secs(60);
-
 /// The streams that this process watches.
 pub(crate) struct Resharding {
     watched: DashMap<String, Arc<Watch>>,
@@ -137,10 +134,13 @@ fn poll(shared: &Shared) -> Duration {
     shared.settings.tick_interval.clamp(SHORTEST_POLL, LONGEST_POLL)
 }
 
+/// Until an instant that is known, but no longer than it takes at most to notice what other instances do: they may have
+/// been asked to take the migration back, and died.
 fn pause_until(shared: &Shared, progress: &Progress) -> Duration {
     let Some(wake_at) = progress.next.wake_at else { return poll(shared) };
     let left = u64::try_from(wake_at.since(progress.now)).unwrap_or(0);
-    Duration::from_millis(left).clamp(SHORTEST_POLL, LONGEST_SLEEP)
+    let longest = shared.settings.index_refresh_interval.max(SHORTEST_POLL);
+    Duration::from_millis(left).clamp(SHORTEST_POLL, longest)
 }
 
 /// One look at a stream, and everything that can be done now; `None` while somebody else does it.

@@ -91,7 +91,7 @@ pub(crate) async fn scale(
                     reason = request.reason,
                     "scaled"
                 );
-                task.resharding.watch(&task, &prefix, false);
+                task.resharding.watch(&task, &prefix, true);
             }
             Err(refusal) => {
                 let code = refusal.code.as_str();
@@ -363,7 +363,7 @@ pub(crate) async fn roll_back(
         match &result {
             Ok(row) => {
                 tracing::info!(%group, resharding_id = id, state = ?row.state, requested_by = request.requested_by, reason = request.reason, "rolled back");
-                task.resharding.watch(&task, prefix, false);
+                task.resharding.watch(&task, prefix, true);
             }
             Err(refusal) => {
                 let code = refusal.code.as_str();
