@@ -139,7 +139,7 @@ pub trait GroupStore: Send + Sync + 'static {
     /// shard of `shards` is a key of the answer. The memory store has no streams: everything is proven.
     ///
     /// Each shard is read by one script at one instant, the shards at different ones. Only where records
-    /// and ghosts (pending entries without a record) alternate some 5,000 times before anything real is
+    /// and ghosts (pending entries without a record) alternate some 1,000 times before anything real is
     /// found, the script is called again from where it stopped. Such a proof is put together from several
     /// instants: an entry that somebody moves meanwhile (`XCLAIM … FORCE`, `XGROUP SETID`) to where the
     /// proof has passed escapes it. [`GroupStore::delete_shard`] never accepts one.
@@ -154,8 +154,9 @@ pub trait GroupStore: Send + Sync + 'static {
     ) -> Result<BTreeMap<u32, ShardProof>, StoreError>;
 
     /// Deletes the shard's key if the proof of [`GroupStore::prove_empty`] holds at that very instant, in
-    /// one script. What the proof cannot decide within one call stays: `NotEmpty` with
-    /// [`PendingUndecided`](crate::WaitReason::PendingUndecided). The memory store has no streams: `Absent`.
+    /// one script. What the proof cannot decide within one call (records and ghosts that alternate some 5,000
+    /// times) stays: `NotEmpty` with [`PendingUndecided`](crate::WaitReason::PendingUndecided), until somebody
+    /// acknowledges the ghosts. The memory store has no streams: `Absent`.
     ///
     /// # Errors
     /// When the store does not answer or refuses; the key may be deleted then. Asking again is safe: it

@@ -17,8 +17,8 @@ use crate::types::StoreError;
 /// How many shards are asked at the same time; each is a key of its own, perhaps on another node.
 const IN_FLIGHT: usize = 16;
 
-/// How often a proof is carried on. Each call walks thousands of entries.
-const MOST_CALLS: usize = 200;
+/// How many calls a proof may take; each walks some thousand scattered entries.
+const MOST_CALLS: usize = 500;
 
 /// What one call of a script says.
 #[derive(Debug, PartialEq, Eq)]

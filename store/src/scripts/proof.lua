@@ -9,8 +9,10 @@
 local COUNTED = 100
 -- Records come with their content; what goes beyond these bytes is not fetched for the sake of a count.
 local COUNTED_BYTES = 262144
--- How many commands one call of a script may spend on pending entries.
-local WALKED = 10000
+-- How many commands (8 µs each) one call of a script may spend on pending entries: a proof that can go on,
+-- and one that has to be whole.
+local WALKED = 2000
+local WALKED_AT_ONCE = 10000
 -- How many of them where the answer is known already and only the figures are wanted.
 local WALKED_FOR_FIGURES = 500
 -- There is nothing behind this id; Redis refuses to look.
@@ -103,11 +105,12 @@ local function walk_pending(key, group, start, commands)
 end
 
 -- Proves that nothing on the key waits for any consumer group, or says what does. `coordinated`: names of
--- groups that have to exist on it. `starts`: by group, where to go on with its pending entries.
+-- groups that have to exist on it. `starts`: by group, where to go on with its pending entries. `left`: the
+-- commands that may be spent on them.
 --   { 'absent' }, { 'wrong_type', type }, { 'proven', ghosts },
 --   { 'waits', rows }, or { 'undecided', rows, groups and their starts }, the commands being spent;
 -- a row: group, reason, undelivered, 1 if that is at least, pending, 1 if that is at most, ghosts, oldest id
-local function prove(key, coordinated, starts)
+local function prove(key, coordinated, starts, left)
   local kind = redis.call('TYPE', key).ok
   if kind ~= 'none' and kind ~= 'stream' then
     return { 'wrong_type', kind }
@@ -119,7 +122,7 @@ local function prove(key, coordinated, starts)
     return { 'absent' }
   end
 
-  local rows, go_on, all_ghosts, left = {}, {}, 0, WALKED
+  local rows, go_on, all_ghosts = {}, {}, 0
   local decided, open = false, false
   local exists = {}
   for _, info in ipairs(redis.call('XINFO', 'GROUPS', key)) do
