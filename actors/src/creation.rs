@@ -246,7 +246,7 @@ async fn under_the_lock(
 
 async fn provision_all(shared: &Shared, claims: &[Claim]) -> Result<(), Refusal> {
     for claim in claims {
-        provision(shared, &claim.group.key, claim.group.read_set()).await?;
+        provision(shared, &claim.group.key, &claim.group.read_set().to_set()).await?;
     }
     Ok(())
 }

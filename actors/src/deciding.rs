@@ -126,6 +126,9 @@ pub(crate) fn tell(group: &GroupKey, decision: &Decided) {
             T::Held { member_id, shards } => {
                 tracing::info!(%group, version, member_id, shards, "shards on hold for who reads them from a lost future");
             }
+            T::MigrationStep { resharding_id, step, state, shard_count } => {
+                tracing::info!(%group, version, resharding_id, step, ?state, shard_count, "migration step");
+            }
             T::Released { member_id, shards } => {
                 tracing::info!(%group, version, member_id, shards, "shards released");
             }

@@ -11,7 +11,7 @@ use actix::{
     Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, SpawnHandle,
     WrapFuture,
 };
-use rsc_core::Command;
+use rsc_core::{Command, ShardSet};
 use rsc_protocol::GroupKey;
 use tokio::sync::oneshot;
 
@@ -156,7 +156,7 @@ impl GroupActor {
         self.note(&memory, &after, tally, batch, took, was_tick);
         let deadline = self.next_deadline(&memory, &after, now);
         let to_provision = memory.last_seen().filter(|seen| seen.group.provisioning_pending);
-        let to_provision = to_provision.map(|seen| seen.group.read_set());
+        let to_provision = to_provision.map(|seen| seen.group.read_set().to_set());
         self.provisioning = match self.provisioning {
             Provisioning::UnderWay => Provisioning::UnderWay,
             // Could not be recorded; not at once again.
@@ -288,7 +288,7 @@ impl GroupActor {
     }
 
     /// Creates the streams of a group whose creation was cut short. Any instance may; doing it twice is fine.
-    fn provision(&mut self, shards: std::ops::Range<u32>, ctx: &mut Context<Self>) {
+    fn provision(&mut self, shards: ShardSet, ctx: &mut Context<Self>) {
         let failures = match self.provisioning {
             Provisioning::UnderWay | Provisioning::Done => return,
             Provisioning::NotNeeded => 0,
@@ -302,10 +302,10 @@ impl GroupActor {
         };
         let (shared, group) = (Arc::clone(&self.shared), self.group.clone());
         let todo = shards.clone();
-        tracing::info!(%group, shards = shards.end, "resuming the creation of the group's streams");
+        tracing::info!(%group, shards = shards.len(), "resuming the creation of the group's streams");
         let work = async move {
             tokio::time::sleep(pause).await;
-            provisioning::provision(&shared, &group, todo).await
+            provisioning::provision(&shared, &group, &todo).await
         };
         ctx.spawn(work.into_actor(self).map(move |result, actor, ctx| match result {
             Ok(()) => {

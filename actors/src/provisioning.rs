@@ -1,7 +1,6 @@
 //! Creating the streams and consumer groups of a group's shards (protocol 6, *Provision*), and keeping mutexes
 //! alive meanwhile.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use rsc_core::ShardSet;
@@ -13,12 +12,12 @@ use crate::refusal::Refusal;
 use crate::shared::Shared;
 
 /// Creates what is not there yet; safe to repeat. Does nothing where nothing is provisioned.
-pub(crate) async fn provision(shared: &Shared, group: &GroupKey, shards: Range<u32>) -> Result<(), Refusal> {
+pub(crate) async fn provision(shared: &Shared, group: &GroupKey, shards: &ShardSet) -> Result<(), Refusal> {
     if !shared.settings.provisioning_enabled || shared.store.kind() == "memory" || shards.is_empty() {
         return Ok(());
     }
-    let shards = ShardSet::from(shards);
-    let result = shared.store.provision(group.stream_prefix(), group.consumer_group(), &shards).await;
+
+    let result = shared.store.provision(group.stream_prefix(), group.consumer_group(), shards).await;
     meter::provisioned(1, result.is_ok());
     result.map_err(|error| {
         tracing::warn!(%group, %error, "could not create the streams of the group's shards");

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Correction, CorrectionStarter, Group, Hold};
 use crate::handover;
 use crate::member::{Grant, Live, Member, Revoking, Superseded, Termination};
+use crate::migration::records as migrations;
 use crate::record::LoadError;
 use crate::settings::{Settings, millis};
 use crate::shards::ShardSet;
@@ -230,7 +231,8 @@ impl GroupRecord {
             grants_from: self.grants_from,
             provisioning_pending: self.provisioning_pending,
             max_routing_cache_ttl_ms: self.max_routing_cache_ttl_ms.unwrap_or(ASSUMED_ROUTING_CACHE_TTL_MS),
-            migrations: self.migrations,
+            migrations: BTreeMap::new(),
+            foreign_migrations: serde_json::Map::new(),
             active_resharding_id: self.active_resharding_id,
             metadata_correction: self.metadata_correction,
             correction_starters: self.correction_starters,
@@ -238,6 +240,7 @@ impl GroupRecord {
             updated_at,
             unknown: self.unknown,
         };
+        migrations::take_in(&mut group, self.migrations, MAX_SHARD_COUNT)?;
         // The members' map key is the id; who disagrees with it inside is not a record we understand.
         let mut without_grants = Vec::new();
         for (id, record) in self.members {
@@ -426,7 +429,7 @@ pub fn aggregate(group: &Group) -> Result<String, serde_json::Error> {
         grants_from: group.grants_from,
         provisioning_pending: group.provisioning_pending,
         max_routing_cache_ttl_ms: Some(group.max_routing_cache_ttl_ms),
-        migrations: group.migrations.clone(),
+        migrations: migrations::as_recorded(group),
         active_resharding_id: group.active_resharding_id.clone(),
         metadata_correction: group.metadata_correction.clone(),
         correction_starters: group.correction_starters.clone(),

@@ -13,8 +13,9 @@ use crate::shards::ShardSet;
 pub fn assign(
     previous: &BTreeMap<String, ShardSet>,
     members: &[&str],
-    shards: std::ops::Range<u32>,
+    shards: impl Into<ShardSet>,
 ) -> BTreeMap<String, ShardSet> {
+    let shards = shards.into();
     let Some(quota) = (shards.len()).checked_div(members.len()) else {
         return BTreeMap::new();
     };
@@ -22,7 +23,7 @@ pub fn assign(
 
     // What each member keeps at first: its previous target inside the shard set; a shard that two members
     // are recorded for stays with the first.
-    let mut unclaimed: BTreeSet<u32> = shards.collect();
+    let mut unclaimed: BTreeSet<u32> = shards.iter().collect();
     let mut kept: Vec<(&str, ShardSet)> = members
         .iter()
         .map(|id| {

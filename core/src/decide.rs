@@ -4,6 +4,7 @@ use rsc_protocol::heartbeat::{EPOCH_JOIN, EPOCH_LEAVE};
 use rsc_protocol::{ErrorCode, HeartbeatRequest, HeartbeatResponse, PROTOCOL_VERSION, Status};
 
 use crate::group::Group;
+use crate::migration::{self, MigrationStep};
 use crate::turn::{Context, Counts, Transition, Turn};
 use crate::write::{Write, WriteKind};
 use crate::{correction, handover, holds, maintenance, membership, ownership, record, view};
@@ -28,6 +29,13 @@ pub enum Command {
     },
     /// Every shard's stream exists now: members may be admitted.
     Provisioned,
+    /// One step of a migration (protocol 6).
+    Migrate {
+        /// The migration.
+        resharding_id: String,
+        /// The step.
+        step: MigrationStep,
+    },
 }
 
 /// What a command is answered with, once the decision it is part of is recorded.
@@ -103,6 +111,9 @@ pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context
                 turn.structural |= std::mem::take(&mut turn.group.provisioning_pending);
                 None
             }
+            Command::Migrate { resharding_id, step } => migration::apply(&mut turn, resharding_id, step)
+                .err()
+                .map(|(code, message)| Answer::Refused(code, message)),
         })
         .collect();
     handover::reconcile(&mut turn);

@@ -95,6 +95,14 @@ mod planting {
         NeighbourTakenForLoss,
         /// 5 (round-waits-for-itself): a claim that is the member's target and nobody's is held against it.
         OwnTargetHeld,
+        /// 6: removed shards leave the target with the activation, whatever is still in them.
+        RemovedShardsLeaveAtOnce,
+        /// 6: a group activates before it exists on the new shards (no barrier).
+        ActivatedUnprovisioned,
+        /// 6 (lease-from-receipt): removed shards are given up before the producers' caches are over.
+        CacheLeaseIgnored,
+        /// 6 (one-group-rolled-back): counts are not compared across the prefix once a migration is over.
+        CountsNotCompared,
     }
 
     impl Fault {
@@ -133,6 +141,10 @@ mod planting {
             Fault::HigherVersionIgnored,
             Fault::NeighbourTakenForLoss,
             Fault::OwnTargetHeld,
+            Fault::RemovedShardsLeaveAtOnce,
+            Fault::ActivatedUnprovisioned,
+            Fault::CacheLeaseIgnored,
+            Fault::CountsNotCompared,
         ];
     }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::correction;
 use crate::member::Member;
+use crate::migration::Migration;
 use crate::settings::Settings;
 use crate::shards::ShardSet;
 
@@ -49,8 +50,10 @@ pub struct Group {
     pub provisioning_pending: bool,
     /// The longest routing cache lease that may have been handed out, in milliseconds (protocol 7).
     pub max_routing_cache_ttl_ms: u64,
-    /// Migrations by id; not interpreted in this version (protocol 6).
-    pub migrations: serde_json::Map<String, serde_json::Value>,
+    /// Migrations by id (protocol 6).
+    pub migrations: BTreeMap<String, Migration>,
+    /// What stands among the migrations of another implementation and is none that we understand.
+    pub foreign_migrations: serde_json::Map<String, serde_json::Value>,
     /// The running migration.
     pub active_resharding_id: Option<String>,
     /// The running correction round (protocol 5).
@@ -159,17 +162,6 @@ pub struct CorrectionStarter {
 }
 
 impl Group {
-    /// Every shard that consumers read (protocol 6). Larger than what producers route to only while a
-    /// migration of another implementation is in the record: its target's shards stay in the set.
-    #[must_use]
-    pub fn read_set(&self) -> std::ops::Range<u32> {
-        let beyond = match self.active_resharding_id {
-            Some(_) => self.targets.values().filter_map(ShardSet::last).max().map_or(0, |last| last + 1),
-            None => 0,
-        };
-        0..self.shard_count.max(beyond)
-    }
-
     /// The live members, by id.
     pub fn live_members(&self) -> impl Iterator<Item = (&String, &Member)> {
         self.members.iter().filter(|(_, member)| member.is_live())

@@ -31,20 +31,23 @@ pub(crate) fn reconcile(turn: &mut Turn<'_>) {
 
 /// Whether the target names every shard of the read set once and only assignable members, each of them.
 fn covers(group: &Group) -> bool {
-    let mut named = vec![false; group.read_set().len()];
-    let mut members = 0;
+    let read_set = group.read_set();
+    // A bitmap: this is asked in every turn.
+    let mut named = vec![false; read_set.end()];
+    let (mut members, mut shards) = (0, 0);
     for (id, _) in group.members.iter().filter(|(_, member)| member.state.is_assignable()) {
         let Some(target) = group.targets.get(id) else { return false };
         members += 1;
         for shard in target.iter() {
             let slot = usize::try_from(shard).ok().and_then(|shard| named.get_mut(shard));
             match slot {
-                Some(named) if !*named => *named = true,
+                Some(named) if !*named && read_set.contains(shard) => *named = true,
                 _ => return false,
             }
+            shards += 1;
         }
     }
-    group.targets.len() == members && (members == 0 || named.into_iter().all(|named| named))
+    group.targets.len() == members && (members == 0 || shards == read_set.len())
 }
 
 fn recompute(turn: &mut Turn<'_>) {
@@ -55,7 +58,7 @@ fn recompute(turn: &mut Turn<'_>) {
         .filter(|(_, member)| member.state.is_assignable())
         .map(|(id, _)| id.as_str())
         .collect();
-    let targets = assignment::assign(&group.targets, &members, group.read_set());
+    let targets = assignment::assign(&group.targets, &members, group.read_set().to_set());
     let members = members.len();
     if !turn.membership_changed && targets != group.targets {
         turn.change_membership();

@@ -139,7 +139,7 @@ fn fence_for_claims(
     let id = &request.member_id;
     let read_set = turn.group.read_set();
     let mut suspect = turn.member(id).map(Member::holding).unwrap_or_default();
-    suspect.extend(report.claims().filter(|shard| read_set.contains(shard)));
+    suspect.extend(report.claims().filter(|shard| read_set.contains(*shard)));
     let sequence = request.instance_id.as_ref().and(request.sequence);
     holds::set(turn, id, &suspect, HoldCause::OwnershipViolation, sequence);
     if let Some(member) = turn.touch(id) {

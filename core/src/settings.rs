@@ -15,6 +15,8 @@ pub struct Settings {
     pub max_members_per_group: usize,
     /// How long producers may use what they were told about routing.
     pub routing_cache_ttl_ms: u64,
+    /// What is waited beyond the producers' cache leases before a removed shard may be given up (protocol 6).
+    pub publish_margin_ms: u64,
 }
 
 impl Default for Settings {
@@ -27,6 +29,7 @@ impl Default for Settings {
             stale_member_retention_ms: 600_000,
             max_members_per_group: 10_000,
             routing_cache_ttl_ms: 30_000,
+            publish_margin_ms: 5_000,
         }
     }
 }

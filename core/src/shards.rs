@@ -12,8 +12,8 @@ pub struct ShardSet(BTreeSet<u32>);
 impl ShardSet {
     /// The empty set.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        ShardSet(BTreeSet::new())
     }
 
     /// Whether the set names no shard.

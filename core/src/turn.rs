@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use rsc_protocol::Timestamp;
+use rsc_protocol::resharding::MigrationState;
 use serde::Serialize;
 
 use crate::group::Group;
@@ -101,6 +102,17 @@ pub enum Transition {
         /// The shards.
         shards: String,
     },
+    /// A step of a migration was recorded (protocol 6).
+    MigrationStep {
+        /// The migration.
+        resharding_id: String,
+        /// The step.
+        step: &'static str,
+        /// Where the migration is with it.
+        state: MigrationState,
+        /// The count producers route with.
+        shard_count: u32,
+    },
     /// A member gave shards back.
     Released {
         /// The member.
@@ -179,6 +191,11 @@ impl<'c> Turn<'c> {
             self.group.metadata_version += 1;
             self.group.metadata_token.clone_from(&self.context.metadata_token);
         }
+    }
+
+    /// The shard set changed: as if membership had.
+    pub(crate) fn change_shard_set(&mut self) {
+        self.change_membership();
     }
 
     /// Membership changed: a new group epoch, a new version, a target to compute (protocol 1).

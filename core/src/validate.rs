@@ -7,6 +7,7 @@ use std::fmt;
 use rsc_protocol::Timestamp;
 
 use crate::group::Group;
+use crate::migration::Migration;
 use crate::shards::ShardSet;
 
 /// An invariant that does not hold, and where.
@@ -33,6 +34,8 @@ pub const INVARIANTS: &[&str] = &[
     "grant-not-from-the-future",
     "terminal-holds-nothing",
     "drain-clock",
+    "one-migration",
+    "drained-or-read",
     "accepted-not-superseded",
     "version-monotonic",
     "epoch-monotonic",
@@ -60,6 +63,7 @@ impl Group {
         self.validate_holders(&mut findings);
         self.validate_targets(&mut findings);
         self.validate_members(&mut findings);
+        self.validate_migrations(&mut findings);
         findings.require(self.assignment_epoch <= self.group_epoch, "epoch-order", || {
             format!("assignment epoch {} > group epoch {}", self.assignment_epoch, self.group_epoch)
         });
@@ -88,12 +92,31 @@ impl Group {
         }
         let mut named: Vec<u32> = self.targets.values().flat_map(ShardSet::iter).collect();
         named.sort_unstable();
-        findings.require(named == self.read_set().collect::<Vec<_>>(), "legal-target", || {
+        findings.require(named == self.read_set().iter().collect::<Vec<_>>(), "legal-target", || {
             format!("targets name {named:?}, the read set is {:?}", self.read_set())
         });
         let sizes = || self.targets.values().map(ShardSet::len);
         let spread = sizes().max().unwrap_or(0) - sizes().min().unwrap_or(0);
         findings.require(spread <= 1, "balanced-target", || format!("target sizes differ by {spread}"));
+    }
+
+    fn validate_migrations(&self, findings: &mut Findings) {
+        let running: Vec<&str> = self
+            .migrations
+            .values()
+            .filter(|migration| !migration.state.is_over())
+            .map(|migration| migration.resharding_id.as_str())
+            .collect();
+        let active: Vec<&str> = self.active_resharding_id.as_deref().into_iter().collect();
+        findings.require(running == active, "one-migration", || {
+            format!("running are {running:?}, active is {active:?}")
+        });
+        for migration in self.migrations.values() {
+            let both = migration.draining().iter().find(|shard| migration.retired.contains(*shard));
+            findings.require(both.is_none(), "drained-or-read", || {
+                format!("{}: shard {both:?} is both retired and drained", migration.resharding_id)
+            });
+        }
     }
 
     fn validate_members(&self, findings: &mut Findings) {
@@ -194,10 +217,15 @@ fn validate_grants(before: &Group, after: &Group, now: Timestamp, findings: &mut
     }
 }
 
-type Observable<'g> = (u64, u64, u32, &'g BTreeMap<String, ShardSet>, Vec<(&'g String, bool, ShardSet)>);
+type Observable<'g> = (
+    (u64, u64, u32),
+    &'g BTreeMap<String, ShardSet>,
+    Vec<(&'g String, bool, ShardSet)>,
+    &'g BTreeMap<String, Migration>,
+);
 
 /// What a client can observe and the version must therefore move with: epochs, shard count, target,
-/// membership, grants.
+/// membership, grants, migrations.
 fn observable(group: &Group) -> Observable<'_> {
     let members = group
         .live_members()
@@ -205,5 +233,6 @@ fn observable(group: &Group) -> Observable<'_> {
             (id, member.state.is_assignable(), member.granted.keys().copied().collect::<ShardSet>())
         })
         .collect();
-    (group.group_epoch, group.assignment_epoch, group.shard_count, &group.targets, members)
+    let numbers = (group.group_epoch, group.assignment_epoch, group.shard_count);
+    (numbers, &group.targets, members, &group.migrations)
 }

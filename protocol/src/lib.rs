@@ -9,6 +9,7 @@ pub mod hash;
 pub mod heartbeat;
 pub mod keys;
 pub mod names;
+pub mod resharding;
 pub mod routing;
 pub mod time;
 

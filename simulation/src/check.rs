@@ -433,6 +433,7 @@ pub(crate) fn has_healed(group: &Group, processes: &[Process], at: i64) -> bool 
     readers.sort_unstable();
     let wanted: Vec<(u32, &str)> = group
         .read_set()
+        .iter()
         .filter_map(|shard| {
             let (id, _) = group.targets.iter().find(|(_, target)| target.contains(shard))?;
             Some((shard, id.as_str()))

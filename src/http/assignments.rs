@@ -182,7 +182,8 @@ impl<'a> View<'a> {
     }
 
     fn unowned(&self) -> Vec<UnownedRow<'a>> {
-        let free = self.group.read_set().filter(|shard| !self.holders.contains_key(shard));
+        let free = self.group.read_set().to_set();
+        let free = free.iter().filter(|shard| !self.holders.contains_key(shard));
         free.map(|shard_index| {
             let target_member_id = self.targets.get(&shard_index).copied();
             let hold = self.holds.get(&shard_index);
