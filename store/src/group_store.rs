@@ -7,6 +7,7 @@ use rsc_core::{ShardSet, Stamp, Tombstone, Write};
 use rsc_protocol::{GroupKey, Timestamp};
 
 use crate::drain::{ShardDeletion, ShardProof};
+use crate::stream_reads::StreamReads;
 use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
 
 /// Group metadata, the mutexes around it, the index of groups, and the streams of shards.
@@ -14,7 +15,7 @@ use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreErr
 /// Every method ends by itself within the store's command timeout. Deadlines are computed from the Redis
 /// time that is returned, never from a process clock (protocol 2).
 #[async_trait]
-pub trait GroupStore: Send + Sync + 'static {
+pub trait GroupStore: StreamReads {
     /// Takes the group's mutex and returns what is stored (protocol 2, *enter*). `takeover`: a token of an
     /// earlier attempt of the same turn whose outcome is unknown; if that one still holds the mutex, the
     /// fresh token replaces it, so that a delayed commit of the earlier attempt can no longer pass.
