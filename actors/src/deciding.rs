@@ -127,6 +127,7 @@ pub(crate) fn tell(group: &GroupKey, decision: &Decided) {
                 tracing::info!(%group, version, member_id, shards, "shards on hold for who reads them from a lost future");
             }
             T::MigrationStep { resharding_id, step, state, shard_count } => {
+                meter::migration_step(step);
                 tracing::info!(%group, version, resharding_id, step, ?state, shard_count, "migration step");
             }
             T::Released { member_id, shards } => {

@@ -56,6 +56,8 @@ pub(crate) struct GroupActor {
     tick_due: bool,
     last_tick: Option<Instant>,
     provisioning: Provisioning,
+    /// Whether a correction round was on when the stream's groups were last compared.
+    compared_in_round: Option<bool>,
     _end_notice: EndNotice,
     _running: Running,
 }
@@ -95,6 +97,7 @@ impl GroupActor {
                 tick_due: false,
                 last_tick: None,
                 provisioning: Provisioning::NotNeeded,
+                compared_in_round: None,
                 _running: running,
                 shared,
                 group,
@@ -164,6 +167,7 @@ impl GroupActor {
             other if to_provision.is_some() => other,
             _ => Provisioning::NotNeeded,
         };
+        self.watch_stream(&memory);
         self.memory = Some(memory);
         if matches!(after, After::Deleted) {
             // Before the answer leaves: what is asked after it belongs to whatever is created then.
@@ -285,6 +289,21 @@ impl GroupActor {
             actor.advance(ctx);
         });
         self.timer = Some(timer);
+    }
+
+    /// Migrations and counts are compared across the prefix when an actor starts, when a correction round begins or
+    /// ends, and while a migration runs (protocol 6).
+    fn watch_stream(&mut self, memory: &Memory) {
+        let Some(seen) = memory.last_seen() else { return };
+        let (runs, in_round) =
+            (seen.group.active_resharding_id.is_some(), seen.group.metadata_correction.is_some());
+        let is_news = self.compared_in_round != Some(in_round);
+        self.compared_in_round = Some(in_round);
+        let prefix = self.group.stream_prefix();
+        // A group that is alone can differ from nobody.
+        if runs || (is_news && self.shared.registry.has_sibling(&self.group)) {
+            self.shared.resharding.watch(&self.shared, prefix, is_news);
+        }
     }
 
     /// Creates the streams of a group whose creation was cut short. Any instance may; doing it twice is fine.

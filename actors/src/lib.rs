@@ -33,7 +33,10 @@
 //! | `rsc_metadata_corrupt_total`, `rsc_metadata_missing_total` | `group` | turns that found no usable record |
 //! | `rsc_invariant_violation_total` | `invariant` | invariants that did not hold after a decision |
 //! | `rsc_decide_panic_total` | | panics of the state machine |
-//! | `rsc_lifecycle_total` | `operation`: `create`, `delete`; `outcome`: `done`, `refused`, `undone` | groups created and deleted |
+//! | `rsc_lifecycle_total` | `operation`: `create`, `delete`, `scale`, `rollback`; `outcome`: `done`, `refused`, `undone` | what operators asked for |
+//! | `rsc_migration_step_total` | `step`: the names of [`rsc_core::MigrationStep::name`] | steps of migrations recorded in one group each |
+//! | `rsc_migration_pass_total` | `outcome`: `done`, `failed` | passes over a stream whose migration runs |
+//! | `rsc_shard_delete_total` | `outcome`: `deleted`, `kept` | attempts to delete a removed shard's key |
 //! | `rsc_provision_total` | `outcome`: `done`, `failed` | groups whose streams were created |
 //! | `rsc_index_refresh_total` | `outcome`: `done`, `failed` | passes over the index |
 //! | `rsc_terminating` | | gauge: 1 once terminating |
@@ -55,11 +58,14 @@ mod reads;
 mod redis_clock;
 mod refusal;
 mod registry;
+mod resharding;
 mod section;
 mod service_watch;
 mod settings;
 mod shared;
 mod status;
+mod streams;
+mod submit;
 mod supervisor;
 mod turn;
 mod watchdog;
@@ -71,5 +77,6 @@ mod tests;
 pub use coordinator::Coordinator;
 pub use reads::GroupList;
 pub use refusal::Refusal;
+pub use resharding::Scaled;
 pub use settings::CoordinatorSettings;
 pub use status::ActorStatus;

@@ -144,3 +144,19 @@ pub(crate) fn index_refreshed(succeeded: bool) {
     let outcome = if succeeded { "done" } else { "failed" };
     counter!("rsc_index_refresh_total", "outcome" => outcome).increment(1);
 }
+
+/// A step of a migration was recorded.
+pub(crate) fn migration_step(step: &'static str) {
+    counter!("rsc_migration_step_total", "step" => step).increment(1);
+}
+
+/// One pass over a stream with a migration.
+pub(crate) fn migration_pass(outcome: &'static str) {
+    counter!("rsc_migration_pass_total", "outcome" => outcome).increment(1);
+}
+
+/// An attempt to delete the key of a removed shard.
+pub(crate) fn shard_deleted(deleted: bool) {
+    let outcome = if deleted { "deleted" } else { "kept" };
+    counter!("rsc_shard_delete_total", "outcome" => outcome).increment(1);
+}

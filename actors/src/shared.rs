@@ -7,6 +7,7 @@ use rsc_store::GroupStore;
 
 use crate::gate::Gate;
 use crate::registry::Registry;
+use crate::resharding::Resharding;
 use crate::settings::CoordinatorSettings;
 use crate::supervisor::SupervisorLink;
 use crate::watchdog::Watchdog;
@@ -21,6 +22,7 @@ pub(crate) struct Shared {
     pub(crate) workers: Workers,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) supervisor: SupervisorLink,
+    pub(crate) resharding: Resharding,
     pub(crate) started: Instant,
     /// Lets tests make a decision or an actor panic.
     #[cfg(test)]

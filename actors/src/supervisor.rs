@@ -162,7 +162,33 @@ async fn refresh(shared: Arc<Shared>) -> Result<(), StoreError> {
             async move { recall(&shared, &group).await }
         })
         .await;
+    let idle = shared.registry.groups().into_iter().filter(|group| indexed.contains(group));
+    futures_util::stream::iter(idle)
+        .for_each_concurrent(PARALLEL_READS, |group| {
+            let shared = Arc::clone(&shared);
+            async move { look_whether_it_moved(&shared, &group).await }
+        })
+        .await;
     Ok(())
+}
+
+/// What another instance has recorded since this one last looked: if that instance dies and nobody speaks, this one must
+/// know what time alone has to do, and that a migration is under way.
+async fn look_whether_it_moved(shared: &Arc<Shared>, group: &GroupKey) {
+    let Some(handle) = shared.registry.get(group) else { return };
+    let remembered = {
+        let facts = handle.status.facts();
+        if facts.in_turn || facts.stamp.is_none() {
+            return;
+        }
+        facts.stamp.clone()
+    };
+    match shared.store.stamp(group).await {
+        Ok(stored) if stored.is_some() && stored != remembered => handle.inbox.nudge(),
+        // What is missing or cannot be read is found out by who asks.
+        Ok(_) => {}
+        Err(error) => tracing::debug!(%group, %error, "could not look whether a group has moved"),
+    }
 }
 
 /// An entry of the index without an actor: a group that another instance created, or a phantom.

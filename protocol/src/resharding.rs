@@ -180,6 +180,8 @@ pub struct DrainWait {
     pub undelivered_is_at_least: bool,
     /// Entries delivered and not acknowledged whose record exists.
     pub pending: u64,
+    /// Not all pending entries were looked at: some of `pending` may have no record.
+    pub pending_is_at_most: bool,
     /// Pending entries whose record no longer exists: reported, and not waited for.
     pub pending_without_record: u64,
 }

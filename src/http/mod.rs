@@ -19,6 +19,7 @@ mod groups;
 mod heartbeat;
 mod json;
 mod members;
+mod migrations;
 mod monitoring;
 mod names;
 mod observe;

@@ -28,6 +28,23 @@ pub(super) struct MemberPath {
     pub(super) member_id: String,
 }
 
+/// The names of `…/streams/{p}/groups/{g}/migrations/{id}` and of what lies below, checked.
+pub(super) struct MigrationPath {
+    /// The group.
+    pub(super) group: GroupKey,
+    /// The migration's id.
+    pub(super) resharding_id: String,
+}
+
+impl FromRequest for MigrationPath {
+    type Error = ApiError;
+    type Future = Ready<Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(migration(request.uri().path()))
+    }
+}
+
 impl FromRequest for StreamPath {
     type Error = ApiError;
     type Future = Ready<Result<Self, ApiError>>;
@@ -72,6 +89,15 @@ fn member(path: &str) -> Result<MemberPath, ApiError> {
     let member_id = decode("memberId", below_streams(path, 4))?;
     check_member_id(&member_id)?;
     Ok(MemberPath { group, member_id })
+}
+
+fn migration(path: &str) -> Result<MigrationPath, ApiError> {
+    let group = group(path)?;
+    let resharding_id = decode("reshardingId", below_streams(path, 4))?;
+    check_member_id(&resharding_id).map_err(|_| {
+        ApiError::invalid("reshardingId in the path is blank, too long, or has control characters".to_owned())
+    })?;
+    Ok(MigrationPath { group, resharding_id })
 }
 
 /// The segment at `index` behind `/coord/v1/streams/` or `/coord/v1/monitoring/streams/`, as it was sent.

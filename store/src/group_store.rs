@@ -75,6 +75,18 @@ pub trait GroupStore: StreamReads {
     /// When the store does not answer or refuses.
     async fn read(&self, group: &GroupKey) -> Result<Found, StoreError>;
 
+    /// What identifies the stored state of a group, without reading the rest; `None` where there is no record to
+    /// identify.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn stamp(&self, group: &GroupKey) -> Result<Option<Stamp>, StoreError> {
+        Ok(match self.read(group).await? {
+            Found::Record { fields, .. } => rsc_core::record::stamp(&fields).ok(),
+            Found::Missing { .. } | Found::WrongType { .. } => None,
+        })
+    }
+
     /// Every member of the index: metadata keys, unordered.
     ///
     /// # Errors

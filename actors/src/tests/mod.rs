@@ -14,6 +14,7 @@ mod metrics;
 mod outcomes;
 mod panics;
 mod redis_server;
+mod resharding;
 mod service;
 mod supervisor;
 mod terminating;

@@ -351,6 +351,21 @@ impl GroupStore for RedisStore {
         reply::found(answer.map_err(Failure::into_error)?)
     }
 
+    async fn stamp(&self, group: &GroupKey) -> Result<Option<Stamp>, StoreError> {
+        const FIELDS: [&str; 3] = ["revision", "liveRevision", "writeId"];
+        let metadata = self.keys.metadata(group);
+        let command = ::redis::cmd("HMGET").arg(&metadata).arg(&FIELDS).to_owned();
+        let values = self.plain("stamp", &metadata, &command).await?;
+        let values = values.into_sequence().map_err(|_| reply::unexpected("HMGET answers no list"))?;
+        let mut fields = rsc_core::RawFields::new();
+        for (field, value) in FIELDS.into_iter().zip(values) {
+            if value != Value::Nil {
+                fields.insert(field.to_owned(), reply::text(value)?.into_bytes());
+            }
+        }
+        Ok(rsc_core::record::stamp(&fields).ok())
+    }
+
     async fn index(&self) -> Result<Vec<String>, StoreError> {
         let key = self.keys.groups();
         let members = self.plain("index", &key, ::redis::cmd("SMEMBERS").arg(&key)).await?;
