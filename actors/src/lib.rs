@@ -40,6 +40,7 @@
 //! | `rsc_shard_delete_total` | `outcome`: `deleted`, `kept` | attempts to delete a removed shard's key |
 //! | `rsc_provision_total` | `outcome`: `done`, `failed` | groups whose streams were created |
 //! | `rsc_index_refresh_total` | `outcome`: `done`, `failed` | passes over the index |
+//! | `rsc_stream_read_total` | `question`: `offsets`, `consumption`, `messages`, `history`; `outcome`: `done`, `failed`, `overloaded` | monitoring reads of streams that went to the store |
 //! | `rsc_terminating` | | gauge: 1 once terminating |
 
 mod batch;
@@ -65,6 +66,7 @@ mod service_watch;
 mod settings;
 mod shared;
 mod status;
+mod stream_reads;
 mod streams;
 mod submit;
 mod supervisor;
@@ -81,3 +83,4 @@ pub use refusal::Refusal;
 pub use resharding::Scaled;
 pub use settings::CoordinatorSettings;
 pub use status::ActorStatus;
+pub use stream_reads::MessagesQuery;

@@ -166,3 +166,8 @@ pub(crate) fn shard_deleted(deleted: bool) {
     let outcome = if deleted { "deleted" } else { "kept" };
     counter!("rsc_shard_delete_total", "outcome" => outcome).increment(1);
 }
+
+/// A monitoring read of streams has come back from the store, or never got there.
+pub(crate) fn stream_read(question: &'static str, outcome: &'static str) {
+    counter!("rsc_stream_read_total", "question" => question, "outcome" => outcome).increment(1);
+}

@@ -16,6 +16,7 @@ mod panics;
 mod redis_server;
 mod resharding;
 mod service;
+mod stream_reads;
 mod supervisor;
 mod terminating;
 mod two_coordinators;
