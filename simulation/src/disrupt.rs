@@ -71,7 +71,9 @@ impl World {
 
     fn inflict(&mut self, disruption: Disruption) {
         match disruption {
-            D::MemberStarts => self.start_missing_member(),
+            D::MemberStarts => {
+                self.start_missing_member();
+            }
             D::SecondProcess => {
                 let running = self.processes.iter().filter(|process| !process.is_over()).count();
                 if running < 6 {
@@ -148,7 +150,8 @@ impl World {
         }
     }
 
-    fn start_missing_member(&mut self) {
+    /// `false`: everybody is there.
+    fn start_missing_member(&mut self) -> bool {
         let missing: Vec<usize> = (0..MEMBERS.len())
             .filter(|member| {
                 !self.processes.iter().any(|process| process.member == MEMBERS[*member] && !process.is_over())
@@ -158,6 +161,7 @@ impl World {
             let (member, kind) = (missing[self.dice.below(missing.len())], self.draw_kind());
             self.schedule(self.at, Event::StartProcess { member, kind });
         }
+        !missing.is_empty()
     }
 
     fn roll_back(&mut self) {
@@ -290,8 +294,7 @@ impl World {
             !process.is_over() && !process.is_leaving && process.kind != Kind::Broken
         };
         if !self.processes.iter().any(stays) {
-            self.start_missing_member();
-            starts = true;
+            starts = self.start_missing_member();
         }
         for (member, id) in MEMBERS.iter().enumerate() {
             let of_id = |process: &&crate::process::Process| process.member == *id;

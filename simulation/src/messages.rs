@@ -51,17 +51,24 @@ impl World {
             let coordinator = self.balance();
             let arrives = self.at + self.travel();
             let request = Rc::clone(&request);
-            self.schedule(arrives, Event::Request { coordinator, process, request });
+            let sent_at = self.at;
+            self.schedule(arrives, Event::Request { coordinator, process, request, sent_at });
         }
     }
 
     /// A heartbeat arrives.
-    pub(crate) fn arrive(&mut self, coordinator: usize, process: usize, request: Rc<HeartbeatRequest>) {
+    pub(crate) fn arrive(
+        &mut self,
+        coordinator: usize,
+        process: usize,
+        request: Rc<HeartbeatRequest>,
+        sent_at: i64,
+    ) {
         if !self.coordinators[coordinator].alive {
             self.respond(process, &request.request_id, None, self.at);
             return;
         }
-        self.coordinators[coordinator].queue.push_back(Job { request, process });
+        self.coordinators[coordinator].queue.push_back(Job { request, process, sent_at });
         if self.coordinators[coordinator].turn.is_none() {
             self.begin_turn(coordinator);
         }

@@ -25,6 +25,12 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Whether it sends `sequence`, which tells its messages' order.
+    #[must_use]
+    pub(crate) fn has_sequence(self) -> bool {
+        matches!(self, Kind::Full | Kind::Broken)
+    }
+
     /// Whether it sends `instanceId`.
     #[must_use]
     pub(crate) fn has_instance(self) -> bool {

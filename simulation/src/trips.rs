@@ -324,6 +324,8 @@ impl World {
         let may_grant = coordinator.watch.may_grant(now);
         let (notices_loss, noticed_at) = (coordinator.loss_to_report, coordinator.loss_noticed_at);
         let commands = coordinator.commands(&jobs);
+        self.note_strays(&jobs);
+        let coordinator = &mut self.coordinators[index];
         let first_sample = coordinator.watch.first_sample.unwrap_or(now);
         let is_blind = self.is_blind(first_sample);
         self.refuse(older, "a newer heartbeat of this member came with it");

@@ -23,7 +23,7 @@ pub(crate) const SHARDS: u32 = 4;
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A heartbeat reaches a coordinator.
-    Request { coordinator: usize, process: usize, request: Rc<HeartbeatRequest> },
+    Request { coordinator: usize, process: usize, request: Rc<HeartbeatRequest>, sent_at: i64 },
     /// An answer, or the certainty that there is none, reaches a process.
     Answer { process: usize, request_id: String, response: Option<Box<HeartbeatResponse>>, decided_at: i64 },
     /// A process wakes.
@@ -95,6 +95,8 @@ pub(crate) struct World {
     pub(crate) losses: Vec<Loss>,
     /// Forward jumps of Redis time so far.
     pub(crate) jumps: Vec<Jump>,
+    /// Messages of a lost history that were taken for present ones: whose, and when.
+    pub(crate) strays: Vec<(&'static str, i64)>,
     /// Grants so far.
     pub(crate) grants: Vec<Grant>,
     /// Overlaps that are documented to remain, while they last.
@@ -142,6 +144,7 @@ impl World {
             processes: Vec::new(),
             losses: Vec::new(),
             jumps: Vec::new(),
+            strays: Vec::new(),
             grants: Vec::new(),
             excuses: Vec::new(),
             excused: 0,
@@ -285,7 +288,9 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Request { coordinator, process, request } => self.arrive(coordinator, process, request),
+            Event::Request { coordinator, process, request, sent_at } => {
+                self.arrive(coordinator, process, request, sent_at);
+            }
             Event::Answer { process, request_id, response, decided_at } => {
                 if !self.processes[process].is_over() {
                     let wishes = self.processes[process].answered(self.at, &request_id, response.as_deref());
