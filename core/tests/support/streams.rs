@@ -419,6 +419,11 @@ impl Driver {
         stream.next(&self.facts)
     }
 
+    /// Whether it knows nothing and intends nothing.
+    pub fn is_idle(&self) -> bool {
+        self.facts.is_empty() && self.queue.is_empty()
+    }
+
     /// What it is about to do, if it has asked already.
     pub fn intends(&self) -> Option<&Todo> {
         self.queue.front()
