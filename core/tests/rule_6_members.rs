@@ -1,5 +1,4 @@
 //! Protocol 6: members that join, leave, crash and are fenced while a migration runs, and none at all.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
@@ -8,6 +7,7 @@ use std::collections::BTreeSet;
 use rsc_protocol::Status;
 use rsc_protocol::admin::{GroupState, MemberState};
 use rsc_protocol::resharding::MigrationState;
+use support::drivers::Driver;
 use support::streams::*;
 use support::{Client, LEASE, REBALANCE, RequestExt as _, settle};
 

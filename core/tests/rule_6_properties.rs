@@ -2,7 +2,7 @@
 //! one group whose writes Redis loses again and again, correction rounds, scale-outs, scale-ins, rollbacks, deletions,
 //! producers with cached counts, consumers that take their time. In the end the faults stop: every group has the same
 //! count, nothing runs, and every record that was accepted was read by every group.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
@@ -13,6 +13,7 @@ use rsc_core::Command;
 use rsc_core::migration::stream::Todo;
 use rsc_protocol::Timestamp;
 use rsc_protocol::resharding::Retire;
+use support::drivers::Driver;
 use support::streams::*;
 
 const GROUPS: [&str; 3] = ["billing", "mail", "search"];

@@ -7,6 +7,7 @@ use rsc_core::migration::stream::creation_time;
 use rsc_core::{Command, MigrationSpec, MigrationStep, Transition, lifecycle};
 use rsc_protocol::ErrorCode;
 use rsc_protocol::resharding::MigrationState;
+use support::drivers::Driver;
 use support::streams::*;
 
 const GROUPS: [&str; 2] = ["billing", "mail"];
