@@ -1,5 +1,5 @@
 //! Protocol 6: when a removed shard is given up, and what brings it back.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
@@ -9,6 +9,7 @@ use rsc_core::migration::stream::{ShardFacts, Todo};
 use rsc_core::{Command, MigrationStep, Settings, ShardSet};
 use rsc_protocol::ErrorCode;
 use rsc_protocol::resharding::{MigrationState, Retire};
+use support::drivers::Driver;
 use support::streams::*;
 
 const GROUPS: [&str; 2] = ["billing", "mail"];

@@ -1,10 +1,11 @@
 //! Protocol 6: whole procedures, step by step over all groups of a stream: in which order, repeated, interrupted.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
 use rsc_core::migration::stream::Todo;
 use rsc_protocol::resharding::{MigrationState, Retire};
+use support::drivers::{Driver, walk};
 use support::streams::*;
 
 const GROUPS: [&str; 2] = ["billing", "mail"];

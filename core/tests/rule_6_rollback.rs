@@ -1,5 +1,5 @@
 //! Protocol 6: taking a migration back at each of its stages, or being told that it is too late.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
@@ -9,6 +9,7 @@ use rsc_core::MigrationStep;
 use rsc_core::migration::stream::Todo;
 use rsc_protocol::ErrorCode;
 use rsc_protocol::resharding::{MigrationState, Retire};
+use support::drivers::{Driver, walk};
 use support::streams::*;
 
 const GROUPS: [&str; 2] = ["billing", "mail"];
