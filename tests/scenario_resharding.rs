@@ -1,5 +1,6 @@
 //! Scenarios of a stream whose shard count changes while producers write and consumers read (protocol 6, 7, 11): forth,
 //! back, to zero and back again; whatever Redis acknowledged to a producer is read by every group.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
@@ -10,54 +11,13 @@ use rsc_protocol::ErrorCode;
 use rsc_protocol::resharding::MigrationState;
 use serde_json::json;
 use support::{
-    Consumer, Crew, Daemon, Ledger, Producer, RedisServer, Refresh, Routes, Source, Stream, Unpublished,
-    scale_body, settle, wait_until,
+    Daemon, DaemonBuilder, Ledger, Producer, RedisServer, Refresh, Routes, Scene, Stream, Unpublished,
+    scale_body, wait_until,
 };
 
-/// A coordinator, a stream with groups `a` and `b`, consumers that read, and what they share.
-struct Scene {
-    redis: RedisServer,
-    /// Killed when the scene ends.
-    _daemon: Daemon,
-    stream: Stream,
-    routes: Routes,
-    ledger: Ledger,
-    source: Source,
-    crews: Vec<(Crew, Vec<Consumer>)>,
-}
-
-impl Scene {
-    async fn new(shards: u32, members: usize) -> Self {
-        let redis = RedisServer::start();
-        let daemon = Daemon::redis(&redis).lease(3_000, 6_000).short_caches().start();
-        let stream = Stream::create(&daemon.api(), "orders", shards, &["a", "b"]).await;
-        let (routes, ledger) = (Routes::to(&[&daemon.api()]), Ledger::default());
-        let source = Source::new(&redis, &ledger).await;
-        let mut crews = Vec::new();
-        for group in &stream.groups {
-            let crew = Crew::reading(group, &routes, &source);
-            let consumers = crew.start_many(members);
-            settle(&daemon.api(), group, &consumers, shards as usize).await;
-            crews.push((crew, consumers));
-        }
-        Scene { redis, _daemon: daemon, stream, routes, ledger, source, crews }
-    }
-
-    async fn producer(&self, refresh: Refresh) -> Producer {
-        Producer::new(&self.redis, self.stream.group(), &self.routes, &self.ledger, refresh).await
-    }
-
-    /// Waits until the count is settled and read, and compares what was written with what was read.
-    async fn expect_settled_at(&self, shards: u32) {
-        self.stream.settle_at(shards).await;
-        for (crew, consumers) in &self.crews {
-            settle(&self.stream.api, &crew.group, consumers, shards as usize).await;
-        }
-        self.ledger.expect_all_read(&self.stream.groups).await;
-        for (crew, _) in &self.crews {
-            crew.journal.expect_one_reader_at_a_time();
-        }
-    }
+/// Timing in which nobody's lease ends by accident, and producers' caches end soon.
+fn configure(daemon: DaemonBuilder) -> DaemonBuilder {
+    daemon.lease(3_000, 6_000).short_caches()
 }
 
 /// Publishes until this producer has used every shard it routes to.
@@ -69,7 +29,7 @@ async fn fill(producer: &mut Producer) {
 
 #[tokio::test]
 async fn a_writing_producer_loses_nothing_through_scale_out_scale_in_and_rollback() {
-    let scene = Scene::new(4, 3).await;
+    let scene = Scene::new(4, 3, configure).await;
     let stream = &scene.stream;
     let eager = scene.producer(Refresh::Early).await.run(Duration::from_millis(1));
     let stale = scene.producer(Refresh::Late).await.run(Duration::from_millis(1));
@@ -110,7 +70,7 @@ async fn a_writing_producer_loses_nothing_through_scale_out_scale_in_and_rollbac
 
 #[tokio::test]
 async fn scale_out_gives_the_new_shards_to_members_and_producers_find_them() {
-    let scene = Scene::new(2, 2).await;
+    let scene = Scene::new(2, 2, configure).await;
     let mut producer = scene.producer(Refresh::Late).await;
     fill(&mut producer).await;
     let id = scene.stream.scale(5).await;
@@ -134,8 +94,8 @@ async fn scale_out_gives_the_new_shards_to_members_and_producers_find_them() {
 #[tokio::test]
 async fn scale_in_keeps_removed_shards_assigned_until_they_are_read() {
     for retire in ["KEEP", "DELETE"] {
-        let scene = Scene::new(5, 2).await;
-        let stream = &scene.stream;
+        let mut scene = Scene::new(5, 2, configure).await;
+        let stream = scene.stream.clone();
         let mut stale = scene.producer(Refresh::Late).await;
         fill(&mut stale).await;
         scene.source.keep_pending(true);
@@ -146,27 +106,17 @@ async fn scale_in_keeps_removed_shards_assigned_until_they_are_read() {
         assert!(rows.iter().all(|row| row.draining_shards.len() == 3), "{rows:?}");
         stream.wait_for(&id, MigrationState::Draining).await;
         // Every member still reads what it read.
-        for (crew, consumers) in &scene.crews {
-            settle(&stream.api, &crew.group, consumers, 5).await;
-        }
+        scene.settle(5).await;
         for row in stream.migration(&id).await {
             assert_eq!(row.state, MigrationState::Draining, "{row:?}");
             assert_eq!((row.draining_shards.len(), row.retired_shards.len()), (3, 0), "{row:?}");
             assert_eq!(row.drain.len(), 3, "{row:?}");
             assert!(row.drain.iter().all(|drain| drain.owner.is_some() && !drain.empty), "{row:?}");
         }
-        let message = stream.expect_other_runs(5, &id);
-        message.await;
+        stream.expect_other_runs(5, &id).await;
         scene.source.keep_pending(false);
         // Whoever left them pending starts again, and takes them over as a new owner would.
-        let mut scene = scene;
-        for (crew, consumers) in &mut scene.crews {
-            for consumer in std::mem::take(consumers) {
-                let name = consumer.id().to_owned();
-                consumer.crash().await;
-                consumers.push(crew.start(&name));
-            }
-        }
+        scene.restart_consumers().await;
         scene.stream.wait_for(&id, MigrationState::Deprecated).await;
         scene.expect_settled_at(2).await;
         let left = if retire == "DELETE" { 2 } else { 5 };
@@ -176,6 +126,43 @@ async fn scale_in_keeps_removed_shards_assigned_until_they_are_read() {
         assert_eq!(stale.routes_to(), Some(2));
         scene.ledger.expect_all_read(&scene.stream.groups).await;
     }
+}
+
+#[tokio::test]
+async fn what_a_stale_producer_writes_at_the_end_of_its_lease_is_read_before_a_removed_shard_is_given_up() {
+    // A lease that is long enough to be in time for its end.
+    let scene =
+        Scene::new(3, 2, |daemon| configure(daemon).set("producer", "routing-cache-ttl", "2500ms")).await;
+    let mut stale = scene.producer(Refresh::Late).await;
+    fill(&mut stale).await;
+    scene.ledger.expect_all_read(&scene.stream.groups).await;
+    let written = scene.ledger.len();
+    wait_until("it has asked again", async || {
+        let left = stale.lease_left();
+        let _ = stale.publish("x").await;
+        stale.lease_left() > left
+    })
+    .await;
+    let id = scene.stream.scale(1).await;
+    assert_eq!(stale.routes_to(), Some(3));
+    wait_until("its lease is nearly over", async || stale.lease_left() < Duration::from_millis(400)).await;
+    for row in scene.stream.migration(&id).await {
+        assert_eq!((row.state, row.draining_shards.len()), (MigrationState::Active, 2), "{row:?}");
+        assert!(row.waits_for.starts_with("producers may use the former count until"), "{row:?}");
+    }
+    for number in 0..10 {
+        // What is not sent in time is sent by the new routing; either way nothing is lost.
+        let _ = stale.publish(&format!("key{number}")).await;
+    }
+    assert!(scene.ledger.len() > written);
+    scene.stream.wait_for(&id, MigrationState::Deprecated).await;
+    scene.expect_settled_at(1).await;
+    // Nobody is left who could write where nobody reads.
+    wait_until("it knows", async || {
+        let _ = stale.publish("x").await;
+        stale.routes_to() == Some(1)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -204,7 +191,7 @@ async fn a_producer_with_a_forgotten_cache_is_refused_by_the_deleted_key_and_ret
 #[tokio::test]
 async fn to_zero_and_back() {
     for retire in ["KEEP", "DELETE"] {
-        let scene = Scene::new(3, 2).await;
+        let scene = Scene::new(3, 2, configure).await;
         let stream = &scene.stream;
         let mut producer = scene.producer(Refresh::Early).await;
         fill(&mut producer).await;
@@ -225,7 +212,7 @@ async fn to_zero_and_back() {
 
 #[tokio::test]
 async fn preparing_is_held_by_a_key_of_another_type_and_goes_on_or_back() {
-    let scene = Scene::new(2, 2).await;
+    let scene = Scene::new(2, 2, configure).await;
     let stream = &scene.stream;
     let mut producer = scene.producer(Refresh::Late).await;
     for goes_on in [true, false] {

@@ -15,14 +15,14 @@ use support::{
 };
 
 /// A stream of two shards with one coordinator that nobody produces to: what is in shard 1 the test puts there.
-struct Scene {
+struct Obstacles {
     redis: RedisServer,
     daemon: Daemon,
     stream: Stream,
     ledger: Ledger,
 }
 
-impl Scene {
+impl Obstacles {
     async fn new(groups: &[&str]) -> Self {
         let redis = RedisServer::start();
         let daemon = Daemon::redis(&redis)
@@ -31,7 +31,7 @@ impl Scene {
             .set("producer", "publish-margin", "50ms")
             .start();
         let stream = Stream::create(&daemon.api(), "orders", 2, groups).await;
-        Scene { redis, daemon, stream, ledger: Ledger::default() }
+        Obstacles { redis, daemon, stream, ledger: Ledger::default() }
     }
 
     fn api(&self) -> &Api {
@@ -145,7 +145,7 @@ const fn waits<'e>(group: &'e str, reason: &'e str, counts: [u64; 3]) -> Expecte
 
 #[tokio::test]
 async fn undelivered_records_without_any_member_are_waited_for_until_somebody_has_read_them() {
-    let scene = Scene::new(&["a", "b"]).await;
+    let scene = Obstacles::new(&["a", "b"]).await;
     scene.add().await;
     scene.add().await;
     let id = scene.remove("KEEP").await;
@@ -163,7 +163,7 @@ async fn undelivered_records_without_any_member_are_waited_for_until_somebody_ha
 
 #[tokio::test]
 async fn pending_entries_of_a_dead_consumer_are_waited_for_until_they_are_taken_over() {
-    let scene = Scene::new(&["a"]).await;
+    let scene = Obstacles::new(&["a"]).await;
     scene.add().await;
     scene.add().await;
     scene.read("a", false).await;
@@ -181,7 +181,7 @@ async fn pending_entries_of_a_dead_consumer_are_waited_for_until_they_are_taken_
 #[tokio::test]
 async fn records_deleted_or_trimmed_before_delivery_are_not_waited_for() {
     for retire in ["KEEP", "DELETE"] {
-        let scene = Scene::new(&["a"]).await;
+        let scene = Obstacles::new(&["a"]).await;
         // Redis does not know the lag any more, and there is nothing to read.
         for _ in 0..3 {
             scene.add().await;
@@ -192,7 +192,7 @@ async fn records_deleted_or_trimmed_before_delivery_are_not_waited_for() {
         let id = scene.remove(retire).await;
         scene.expect_end(&id).await;
     }
-    let scene = Scene::new(&["a"]).await;
+    let scene = Obstacles::new(&["a"]).await;
     for _ in 0..10 {
         scene.add().await;
     }
@@ -208,7 +208,7 @@ async fn records_deleted_or_trimmed_before_delivery_are_not_waited_for() {
 
 #[tokio::test]
 async fn pending_entries_whose_record_is_gone_are_reported_and_not_waited_for() {
-    let scene = Scene::new(&["a"]).await;
+    let scene = Obstacles::new(&["a"]).await;
     let (ghost, real) = (scene.add().await, scene.add().await);
     scene.read("a", false).await;
     scene.redis.command::<u64>(&["XDEL", "orders:1", &ghost]).await;
@@ -222,7 +222,7 @@ async fn pending_entries_whose_record_is_gone_are_reported_and_not_waited_for() 
 
 #[tokio::test]
 async fn a_redis_group_that_nobody_coordinates_counts_too() {
-    let scene = Scene::new(&["a"]).await;
+    let scene = Obstacles::new(&["a"]).await;
     scene.add().await;
     scene.redis.command::<()>(&["XGROUP", "CREATE", "orders:1", "reports", "0"]).await;
     scene.redis.command::<()>(&["XGROUP", "CREATE", "orders:1", "archive", "$"]).await;
@@ -241,7 +241,7 @@ async fn a_redis_group_that_nobody_coordinates_counts_too() {
 
 #[tokio::test]
 async fn a_destroyed_group_is_provisioned_again_at_the_beginning_and_reads_its_records() {
-    let scene = Scene::new(&["a", "b"]).await;
+    let scene = Obstacles::new(&["a", "b"]).await;
     scene.add().await;
     scene.add().await;
     scene.read("a", true).await;
@@ -272,7 +272,7 @@ async fn a_destroyed_group_is_provisioned_again_at_the_beginning_and_reads_its_r
 
 #[tokio::test]
 async fn a_key_that_is_gone_is_read_to_its_end_and_one_of_another_type_is_not() {
-    let scene = Scene::new(&["a"]).await;
+    let scene = Obstacles::new(&["a"]).await;
     scene.add().await;
     let id = scene.remove("KEEP").await;
     scene.redis.command::<()>(&["SET", "orders:1", "not a stream"]).await;
@@ -288,7 +288,7 @@ async fn a_key_that_is_gone_is_read_to_its_end_and_one_of_another_type_is_not() 
     assert_eq!(scene.stream.shard_keys(&scene.redis).await, BTreeSet::from([0]));
 }
 
-async fn stream_is(scene: &Scene, id: &str, state: MigrationState) {
+async fn stream_is(scene: &Obstacles, id: &str, state: MigrationState) {
     for row in scene.stream.migration(id).await {
         assert_eq!(row.state, state, "{row:?}");
     }
@@ -297,7 +297,7 @@ async fn stream_is(scene: &Scene, id: &str, state: MigrationState) {
 #[tokio::test]
 async fn a_record_that_slips_into_a_shard_that_was_given_up_is_read_before_the_end() {
     for retire in ["KEEP", "DELETE"] {
-        let scene = Scene::new(&["a", "b"]).await;
+        let scene = Obstacles::new(&["a", "b"]).await;
         let readers = scene.readers().await;
         // Both steps are far apart: shards are given up, and the end has to wait.
         let now: (u64, u64) = scene.redis.command(&["TIME"]).await;
@@ -328,7 +328,7 @@ async fn a_record_that_slips_into_a_shard_that_was_given_up_is_read_before_the_e
 
 #[tokio::test]
 async fn a_shard_that_a_member_still_drains_is_waited_for_and_comes_back_to_it_with_a_late_record() {
-    let scene = Scene::new(&["a"]).await;
+    let scene = Obstacles::new(&["a"]).await;
     let mut member = Member::new(scene.api(), scene.stream.group(), "m");
     member.drains_slowly = true;
     beat_until_stable(scene.api(), scene.stream.group(), std::slice::from_mut(&mut member)).await;
@@ -364,23 +364,23 @@ async fn a_shard_that_a_member_still_drains_is_waited_for_and_comes_back_to_it_w
 
 #[tokio::test]
 async fn a_producer_that_never_asks_again_loses_nothing_when_shards_are_deleted() {
-    let scene = Scene::new(&["a", "b"]).await;
+    let scene = Obstacles::new(&["a", "b"]).await;
     let readers = scene.readers().await;
     for (consumer, group) in readers.iter().zip(&scene.stream.groups) {
         settle(scene.api(), group, std::slice::from_ref(consumer), 2).await;
     }
     let routes = Routes::to(&[scene.api()]);
     let mut running = Vec::new();
-    for pause in [211, 317, 401] {
+    for pause in [431, 617, 809] {
         let producer =
             Producer::new(&scene.redis, scene.stream.group(), &routes, &scene.ledger, Refresh::Never).await;
         running.push(producer.run(std::time::Duration::from_millis(pause)));
     }
-    wait_until("they write", async || scene.ledger.len() > 6).await;
+    wait_until("they write", async || scene.ledger.len() > 4).await;
     let id = scene.remove("DELETE").await;
     scene.expect_end(&id).await;
     let written = scene.ledger.len();
-    wait_until("they write on", async || scene.ledger.len() > written + 12).await;
+    wait_until("they write on", async || scene.ledger.len() > written + 8).await;
     let mut refused = 0;
     for producer in running {
         let produced = producer.stop().await;

@@ -21,7 +21,7 @@ fn configure(daemon: DaemonBuilder) -> DaemonBuilder {
 }
 
 /// Coordinators that are killed, and consumers and a producer that go on meanwhile.
-struct Scene {
+struct Killings {
     redis: RedisServer,
     fleet: Fleet,
     ambush: Ambush,
@@ -31,7 +31,7 @@ struct Scene {
     crews: Vec<(Crew, Vec<Consumer>)>,
 }
 
-impl Scene {
+impl Killings {
     async fn new(shards: u32, instances: usize) -> Self {
         let redis = RedisServer::start();
         let mut midwife = configure(Daemon::redis(&redis)).start();
@@ -49,7 +49,7 @@ impl Scene {
             settle(&fleet.api(), group, &consumers, shards as usize).await;
             crews.push((crew, consumers));
         }
-        Scene { redis, fleet, ambush, stream, routes, ledger, crews }
+        Killings { redis, fleet, ambush, stream, routes, ledger, crews }
     }
 
     /// Does `ask` while whoever records one of `steps` is killed, and waits until the stream has settled at `shards`.
@@ -109,7 +109,7 @@ impl Scene {
 
 /// With one that is started anew after each kill, or with another that is there already.
 async fn scale_out(instances: usize) {
-    let mut scene = Scene::new(2, instances).await;
+    let mut scene = Killings::new(2, instances).await;
     let path = scene.scale_path();
     scene.survive(&["prepare", "provisioned", "activate", "finish"], &path, &scale_body(4), 4).await;
     assert_eq!(scene.stream.shard_keys(&scene.redis).await, (0..4).collect());
@@ -126,7 +126,7 @@ async fn scale_out_goes_on_after_each_step_with_another_instance() {
 }
 
 async fn scale_in(instances: usize, steps: &[&str]) {
-    let mut scene = Scene::new(4, instances).await;
+    let mut scene = Killings::new(4, instances).await;
     let path = scene.scale_path();
     let mut body = scale_body(2);
     body["retire"] = json!("DELETE");
@@ -158,7 +158,7 @@ async fn scale_in_comes_to_its_end_after_each_step_with_another_instance() {
 }
 
 async fn rollback(instances: usize, from: u32, to: u32) {
-    let mut scene = Scene::new(from, instances).await;
+    let mut scene = Killings::new(from, instances).await;
     let mut body = scale_body(i64::from(to));
     body["deprecatedAfter"] = json!("2100-01-01T00:00:00Z");
     let id = scene.fleet.scale("orders", &body).await["reshardingId"].as_str().unwrap_or_default().to_owned();
@@ -193,7 +193,7 @@ async fn rollback_of_a_scale_in_goes_on_after_each_step_with_another_instance() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_record_is_read_although_each_step_back_kills_somebody() {
-    let mut scene = Scene::new(3, 2).await;
+    let mut scene = Killings::new(3, 2).await;
     let now: (i64, i64) = scene.redis.command(&["TIME"]).await;
     let mut body = scale_body(1);
     body["deprecatedAfter"] = json!(Timestamp::from_millis(now.0 * 1_000 + 4_000));

@@ -10,8 +10,8 @@ use rsc_protocol::ErrorCode;
 use rsc_protocol::resharding::{MigrationResponse, MigrationState};
 use serde_json::json;
 use support::{
-    Ambush, Consumer, Crew, Daemon, Fleet, Ledger, Producer, RedisServer, Refresh, Routes, Source, Stream,
-    scale_body, settle, wait_until,
+    Ambush, Consumer, Crew, Daemon, DaemonBuilder, Fleet, Ledger, RedisServer, Refresh, Routes, Scene,
+    Source, Stream, scale_body, wait_until,
 };
 
 /// Where a migration is when it is taken back.
@@ -27,72 +27,23 @@ enum Stage {
     GivenUp,
 }
 
-struct Scene {
-    redis: RedisServer,
-    /// Killed when the scene ends.
-    _daemon: Daemon,
-    stream: Stream,
-    routes: Routes,
-    ledger: Ledger,
-    source: Source,
-    crews: Vec<(Crew, Vec<Consumer>)>,
+fn configure(daemon: DaemonBuilder) -> DaemonBuilder {
+    daemon.lease(3_000, 6_000).short_caches()
 }
 
-impl Scene {
-    async fn new(shards: u32) -> Self {
-        let redis = RedisServer::start();
-        let daemon = Daemon::redis(&redis).lease(3_000, 6_000).short_caches().start();
-        let stream = Stream::create(&daemon.api(), "orders", shards, &["a", "b"]).await;
-        let (routes, ledger) = (Routes::to(&[&daemon.api()]), Ledger::default());
-        let source = Source::new(&redis, &ledger).await;
-        let mut crews = Vec::new();
-        for group in &stream.groups {
-            let crew = Crew::reading(group, &routes, &source);
-            let consumers = crew.start_many(2);
-            settle(&daemon.api(), group, &consumers, shards as usize).await;
-            crews.push((crew, consumers));
-        }
-        Scene { redis, _daemon: daemon, stream, routes, ledger, source, crews }
-    }
-
-    async fn producer(&self, refresh: Refresh) -> Producer {
-        Producer::new(&self.redis, self.stream.group(), &self.routes, &self.ledger, refresh).await
-    }
-
-    /// A new life for every consumer: it takes over what the former one has left pending.
-    async fn restart_consumers(&mut self) {
-        for (crew, consumers) in &mut self.crews {
-            for consumer in std::mem::take(consumers) {
-                let name = consumer.id().to_owned();
-                consumer.crash().await;
-                consumers.push(crew.start(&name));
-            }
-        }
-    }
-
-    async fn wait_for(&self, id: &str, stage: Stage) {
-        let is_there = |row: &MigrationResponse| match stage {
-            Stage::Active => row.state == MigrationState::Active,
-            Stage::CachesOver => row.waits_for.starts_with("it was asked to end at"),
-            Stage::Draining => row.state == MigrationState::Draining && !row.draining_shards.is_empty(),
-            Stage::GivenUp => !row.retired_shards.is_empty() && row.draining_shards.is_empty(),
-        };
-        self.stream.wait_until(&format!("{id} is at {stage:?}"), id, is_there).await;
-    }
-
-    async fn expect_settled_at(&self, shards: u32) {
-        self.stream.expect_settled_at(shards).await;
-        for (crew, consumers) in &self.crews {
-            settle(&self.stream.api, &crew.group, consumers, shards as usize).await;
-            crew.journal.expect_one_reader_at_a_time();
-        }
-        self.ledger.expect_all_read(&self.stream.groups).await;
-    }
+async fn wait_for_stage(stream: &Stream, id: &str, stage: Stage) {
+    let is_there = |row: &MigrationResponse| match stage {
+        Stage::Active => row.state == MigrationState::Active,
+        Stage::CachesOver => row.waits_for.starts_with("it was asked to end at"),
+        Stage::Draining => row.state == MigrationState::Draining && !row.draining_shards.is_empty(),
+        Stage::GivenUp => !row.retired_shards.is_empty() && row.draining_shards.is_empty(),
+    };
+    stream.wait_until(&format!("{id} is at {stage:?}"), id, is_there).await;
 }
 
 /// Takes a migration back at `stage`, under a producer with a stale cache and one with a fresh one.
 async fn back_from(stage: Stage, from: u32, to: u32, retire: &str) {
-    let mut scene = Scene::new(from).await;
+    let mut scene = Scene::new(from, 2, configure).await;
     let producers = [Refresh::Early, Refresh::Late].map(|refresh| scene.producer(refresh));
     let mut running = Vec::new();
     for producer in producers {
@@ -104,7 +55,7 @@ async fn back_from(stage: Stage, from: u32, to: u32, retire: &str) {
     }
     let more = json!({"retire": retire, "deprecatedAfter": "2100-01-01T00:00:00Z"});
     let id = scene.stream.scale_with(i64::from(to), &more).await.resharding_id;
-    scene.wait_for(&id, stage).await;
+    wait_for_stage(&scene.stream, &id, stage).await;
     let row = scene.stream.roll_back(&id).await;
     assert!(row.state.is_back(), "{row:?}");
     // Answered when producers are told the former count, in every group.
@@ -161,7 +112,7 @@ async fn scale_in_is_taken_back_when_its_shards_are_given_up() {
 async fn the_way_to_zero_and_the_way_from_zero_are_taken_back() {
     back_from(Stage::Active, 3, 0, "DELETE").await;
     back_from(Stage::GivenUp, 3, 0, "KEEP").await;
-    let scene = Scene::new(1).await;
+    let scene = Scene::new(1, 2, configure).await;
     let id = scene.stream.scale_with(0, &json!({"retire": "DELETE"})).await.resharding_id;
     scene.stream.wait_for(&id, MigrationState::Deprecated).await;
     let id = scene.stream.scale_with(3, &json!({"retire": "DELETE"})).await.resharding_id;
@@ -177,13 +128,11 @@ async fn the_way_to_zero_and_the_way_from_zero_are_taken_back() {
 
 #[tokio::test]
 async fn what_was_added_is_drained_before_it_goes_and_the_wait_is_told() {
-    let mut scene = Scene::new(2).await;
+    let mut scene = Scene::new(2, 2, configure).await;
     let more = json!({"retire": "DELETE", "deprecatedAfter": "2100-01-01T00:00:00Z"});
     let id = scene.stream.scale_with(4, &more).await.resharding_id;
-    scene.wait_for(&id, Stage::CachesOver).await;
-    for (crew, consumers) in &scene.crews {
-        settle(&scene.stream.api, &crew.group, consumers, 4).await;
-    }
+    wait_for_stage(&scene.stream, &id, Stage::CachesOver).await;
+    scene.settle(4).await;
     scene.source.keep_pending(true);
     let mut producer = scene.producer(Refresh::Late).await;
     for number in 0..50 {
@@ -227,12 +176,11 @@ async fn what_was_added_is_drained_before_it_goes_and_the_wait_is_told() {
 async fn once_keys_may_be_deleted_there_is_no_way_back() {
     let redis = RedisServer::start();
     let (routes, ledger) = (Routes::to(&[]), Ledger::default());
-    let mut creator = Daemon::redis(&redis).lease(2_000, 4_000).short_caches().start();
+    let mut creator = configure(Daemon::redis(&redis)).start();
     let mut stream = Stream::create(&creator.api(), "orders", 3, &["a", "b"]).await;
     creator.kill();
     let ambush = Ambush::on(&stream.groups);
-    let mut fleet =
-        Fleet::start(&redis, 1, &ambush, &routes, |daemon| daemon.lease(2_000, 4_000).short_caches()).await;
+    let mut fleet = Fleet::start(&redis, 1, &ambush, &routes, configure).await;
     stream.talk_to(&fleet.api());
     ambush.lay(&["begin-delete"]);
     let mut body = scale_body(1);

@@ -24,6 +24,7 @@ mod proxy;
 mod raw;
 mod records;
 mod redis_server;
+mod scene;
 mod stream;
 mod wait;
 
@@ -40,5 +41,6 @@ pub(crate) use proxy::{Ambush, Moment, Proxy};
 pub(crate) use raw::{RawAnswer, RawConnection, heartbeat_unheard};
 pub(crate) use records::{Ledger, Record, Source};
 pub(crate) use redis_server::RedisServer;
+pub(crate) use scene::Scene;
 pub(crate) use stream::{Stream, scale_body};
 pub(crate) use wait::{DEADLINE, wait_until, wait_until_blocking};

@@ -103,6 +103,12 @@ impl Producer {
         self.cached.as_ref().filter(|cached| Instant::now() < cached.until).map(|it| it.routing.shard_count)
     }
 
+    /// How long its routing is valid still; zero without any.
+    pub(crate) fn lease_left(&self) -> Duration {
+        let until = self.cached.as_ref().map(|cached| cached.until);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    }
+
     /// Publishes one record.
     pub(crate) async fn publish(&mut self, partition_key: &str) -> Result<Record, Unpublished> {
         let result = self.try_publish(partition_key).await;

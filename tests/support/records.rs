@@ -100,6 +100,11 @@ impl Source {
         self.keeps_pending.store(keeps_pending, Ordering::SeqCst);
     }
 
+    /// Whether they do so now.
+    pub(crate) fn keeps_pending(&self) -> bool {
+        self.keeps_pending.load(Ordering::SeqCst)
+    }
+
     /// Reads and acknowledges once what there is; `takes_over`: first what others had read and not acknowledged. Returns
     /// whether the group exists on the shard.
     pub(crate) async fn read(&self, group: &GroupKey, shard: u32, consumer: &str, takes_over: bool) -> bool {
@@ -121,7 +126,7 @@ impl Source {
             Err(error) if error.code() == Some("NOGROUP") => return false,
             Err(error) => panic!("{key}: {error}"),
         }
-        if records.is_empty() || self.keeps_pending.load(Ordering::SeqCst) {
+        if records.is_empty() || self.keeps_pending() {
             return true;
         }
         let mut acknowledge = redis::cmd("XACK");
