@@ -131,7 +131,8 @@ impl World {
             D::MemberStandsStill => {
                 let length = self.dice.between(1, 3 * self.timing.lease);
                 self.tell(|_| format!("process {index} stands still for {length}"));
-                self.processes[index].paused_until = at + length;
+                let process = &mut self.processes[index];
+                process.paused_until = process.paused_until.max(at + length);
             }
             D::MemberCrashes | D::MemberRestarts => {
                 self.tell(|_| format!("process {index} crashes"));

@@ -49,6 +49,13 @@ fn the_same_question_goes_to_the_store_once_in_a_while() {
             assert!(store.calls(call) < 5, "{call}: {}", store.calls(call));
         }
 
+        for _ in 0..20 {
+            ask_everything(&coordinator, &group).await;
+        }
+        for call in CALLS {
+            assert!(store.calls(call) < 10, "{call}: {}", store.calls(call));
+        }
+
         // Another question is another question.
         let (records, histories) = (store.calls("records"), store.calls("history"));
         coordinator.messages(&group, &MessagesQuery { shard_index: 1, ..QUERY }).await.unwrap();
