@@ -184,8 +184,9 @@ async fn higher_epoch_at_the_stored_version_brings_an_old_client_back_without_a_
     journal_of(vec![o0]).expect_one_reader_at_a_time();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_history_of_the_same_version_is_seen_by_what_an_old_client_claims() {
+/// Redis forgets that `o0` was given half of the shards, which it reads; it has no newer epoch for that. The
+/// coordinator is another one. Also returned: the version that was reached.
+async fn grant_is_lost() -> (World, OldClient, u64) {
     let mut world = World::start(SHARDS, LONG_MS).await;
     let mut giver = Member::new(&world.api, &world.group, "giver");
     giver.drains_slowly = true;
@@ -197,14 +198,34 @@ async fn another_history_of_the_same_version_is_seen_by_what_an_old_client_claim
     })
     .await;
     let dump = world.dump().await;
-    // One history: they are given to it.
     giver.finish_drains();
     giver.beat().await;
     wait_until("o0 reads", async || o0.settled_on().len() == SHARDS / 2).await;
     let version = world.version().await;
-
-    // The other: as many transitions, but others. Without a token the numbers say nothing.
     world.fall_back_unnoticed(&dump).await;
+    assert!(world.version().await < version);
+    (world, o0, version)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn higher_version_alone_brings_an_old_client_back_to_what_redis_has() {
+    let (world, o0, _) = grant_is_lost().await;
+    world.let_them_in();
+    wait_until("o0 is told Redis's truth", async || heard(&o0, "SYNC_METADATA") >= 1).await;
+    assert_eq!(world.metric("rsc_correction_begun_total").await, 1.0);
+    assert_eq!(world.metric("rsc_metadata_version_regression_total").await, 0.0);
+    let told = o0.lines().into_iter().find(|line| line.event == "SYNC_METADATA").unwrap();
+    assert!(told.reading.is_empty(), "the giver has it all in the record: {told:?}");
+    // The giver is silent and expires; then everything is o0's.
+    world.settle(&[&o0], SHARDS).await;
+    assert_eq!(heard(&o0, "FENCED_MEMBER_EPOCH"), 0);
+    journal_of(vec![o0]).expect_one_reader_at_a_time();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_history_of_the_same_version_is_seen_by_what_an_old_client_claims() {
+    let (world, o0, version) = grant_is_lost().await;
+    // As many transitions as were lost, but others. Without a token the numbers say nothing.
     let mut newcomers = Vec::new();
     while world.version().await < version {
         newcomers.push(Member::new(&world.api, &world.group, &format!("n{}", newcomers.len())));
