@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use rsc_protocol::resharding::MigrationState;
 use serde_json::json;
 use support::{
-    Ambush, Consumer, Crew, Daemon, DaemonBuilder, Ledger, Proxy, RedisServer, Routes, Source, Stream,
+    Ambush, AmbushProxy, Consumer, Crew, Daemon, DaemonBuilder, Ledger, RedisServer, Routes, Source, Stream,
 };
 
 fn configure(daemon: DaemonBuilder) -> DaemonBuilder {
@@ -22,7 +22,7 @@ async fn scene() -> (RedisServer, Daemon, Ambush, Stream, Ledger, Vec<Consumer>)
     let mut stream = Stream::create(&creator.api(), "orders", 3, &["a", "b"]).await;
     creator.kill();
     let ambush = Ambush::on(&stream.groups);
-    let proxy = Proxy::start(redis.port(), &ambush);
+    let proxy = AmbushProxy::start(redis.port(), &ambush);
     let daemon = configure(Daemon::builder(&["--redis-url", &proxy.url()])).start();
     stream.talk_to(&daemon.api());
     let ledger = Ledger::default();

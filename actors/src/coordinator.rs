@@ -24,6 +24,7 @@ use crate::resharding::{self, Resharding, Scaled};
 use crate::settings::CoordinatorSettings;
 use crate::shared::Shared;
 use crate::status::ActorStatus;
+use crate::stream_reads::StreamReads;
 use crate::submit::submit;
 use crate::supervisor::{Supervisor, SupervisorLink};
 use crate::watchdog::Watchdog;
@@ -69,6 +70,7 @@ impl Coordinator {
             watchdog,
             supervisor: SupervisorLink::default(),
             resharding: Resharding::default(),
+            stream_reads: StreamReads::default(),
             started: now,
             #[cfg(test)]
             hooks: crate::tests::Hooks::default(),
@@ -302,7 +304,6 @@ impl Coordinator {
         self.shared.store.kind()
     }
 
-    #[cfg(test)]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

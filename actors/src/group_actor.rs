@@ -123,8 +123,13 @@ impl GroupActor {
         let Some(work) = self.next_work() else { return };
         #[cfg(test)]
         self.shared.hooks.before_turn(&work);
-        let Some(memory) = self.memory.take() else { return };
-        self.status.facts().in_turn = true;
+        let Some(mut memory) = self.memory.take() else { return };
+        let mut facts = self.status.facts();
+        facts.in_turn = true;
+        if let Some((at, stamp)) = facts.sighted.take() {
+            memory.watch.sighted(at, &stamp);
+        }
+        drop(facts);
         let (shared, group) = (Arc::clone(&self.shared), self.group.clone());
         let turn = turn::run(shared, group, self.worker, memory, work);
         ctx.spawn(turn.into_actor(self).map(|ended, actor, ctx| actor.turn_ended(ended, ctx)));
@@ -211,6 +216,9 @@ impl GroupActor {
         facts.in_turn = false;
         facts.exists = memory.exists;
         facts.stamp = memory.stamp().cloned();
+        let live = memory.known.as_ref().map(|known| known.group.live_members().next().is_some());
+        facts.redis_behind_ms = memory.redis_is_behind;
+        facts.has_members = live.unwrap_or(facts.has_members);
         facts.metadata_version = memory.known.as_ref().map(|known| known.group.metadata_version);
         facts.last_turn = Some(took);
         facts.last_batch_size = Some(batch);

@@ -68,7 +68,8 @@ pub(crate) fn decided(counts: &Counts) {
         ("rsc_grant_total", counts.grants),
         ("rsc_release_total", counts.releases),
         ("rsc_hold_lifted_total", counts.holds_lifted),
-        ("rsc_correction_begun_total", counts.corrections_begun),
+        ("rsc_correction_begun_total", counts.corrections_begun - counts.corrections_begun_anew),
+        ("rsc_correction_begun_anew_total", counts.corrections_begun_anew),
     ] {
         if number > 0 {
             counter!(name).increment(number);
@@ -83,6 +84,11 @@ pub(crate) fn decided(counts: &Counts) {
 /// An invariant did not hold after a decision.
 pub(crate) fn violated(violation: &Violation) {
     counter!("rsc_invariant_violation_total", "invariant" => violation.invariant).increment(1);
+}
+
+/// Redis time was found behind a record.
+pub(crate) fn redis_time_behind() {
+    counter!("rsc_redis_time_behind_total").increment(1);
 }
 
 /// This instance went out of service for a group.
@@ -159,4 +165,9 @@ pub(crate) fn migration_pass(outcome: &'static str) {
 pub(crate) fn shard_deleted(deleted: bool) {
     let outcome = if deleted { "deleted" } else { "kept" };
     counter!("rsc_shard_delete_total", "outcome" => outcome).increment(1);
+}
+
+/// A monitoring read of streams has come back from the store, or never got there.
+pub(crate) fn stream_read(question: &'static str, outcome: &'static str) {
+    counter!("rsc_stream_read_total", "question" => question, "outcome" => outcome).increment(1);
 }

@@ -25,8 +25,10 @@ mod names;
 mod observe;
 mod probes;
 mod producer_routing;
+mod query;
 mod request_id;
 mod routes;
+mod stream_reads;
 mod strict;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use actix_web::web::{self, ServiceConfig};
 use actix_web::{FromRequest, Handler, HttpRequest, Resource, Responder};
 
 use super::error::ApiError;
-use super::{groups, heartbeat, migrations, monitoring, probes, producer_routing};
+use super::{groups, heartbeat, migrations, monitoring, probes, producer_routing, stream_reads};
 
 /// The label of requests that no route takes.
 pub(super) const UNKNOWN: &str = "unknown";
@@ -55,6 +55,14 @@ pub(super) fn configure(config: &mut ServiceConfig) {
             &format!("{MONITORED}/migrations/{{id:[^/]*}}"),
             migrations::read,
         ))
+        .service(read("offsets", &format!("{MONITORED}/offsets"), stream_reads::offsets))
+        .service(read("consumption", &format!("{MONITORED}/consumption"), stream_reads::consumption))
+        .service(read(
+            "messages",
+            &format!("{MONITORED}/shards/{{i:[^/]*}}/messages"),
+            stream_reads::messages,
+        ))
+        .service(read("history", &format!("{MONITORED}/history"), stream_reads::history))
         .service(read("actor", &format!("{MONITORED}/actor"), monitoring::actor))
         .default_service(web::to(no_route));
 }

@@ -93,6 +93,11 @@ async fn every_route_knows_its_methods() {
         (format!("{root}/monitoring/streams/p/groups/g/members"), "GET, HEAD"),
         (format!("{root}/monitoring/streams/p/groups/g/assignments"), "GET, HEAD"),
         (format!("{root}/monitoring/streams/p/groups/g/actor"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/offsets"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/consumption"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/shards/0/messages"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/shards//messages"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/history"), "GET, HEAD"),
     ] {
         let others = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"];
         for other in others.into_iter().filter(|other| !methods.split(", ").any(|method| method == *other)) {

@@ -122,6 +122,11 @@ impl Daemon {
         &self.address
     }
 
+    /// The port it listens on.
+    pub(crate) fn port(&self) -> u16 {
+        self.address.rsplit_once(':').unwrap().1.parse().unwrap()
+    }
+
     /// Where clients find it.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)

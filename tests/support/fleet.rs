@@ -1,4 +1,4 @@
-//! Coordinators that get killed and are replaced, each behind a [`Proxy`] of its own.
+//! Coordinators that get killed and are replaced, each behind an [`AmbushProxy`] of its own.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use reqwest::StatusCode;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::ambush::{Ambush, AmbushProxy};
 use super::api::{Api, encode};
 use super::consumer::Routes;
 use super::daemon::{Daemon, DaemonBuilder};
-use super::proxy::{Ambush, Proxy};
 use super::redis_server::RedisServer;
 use super::wait::wait_until;
 
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Coordinators on one Redis. Whoever dies is replaced by [`Fleet::tend`].
 pub(crate) struct Fleet {
     configure: fn(DaemonBuilder) -> DaemonBuilder,
-    berths: Vec<(Proxy, Daemon)>,
+    berths: Vec<(AmbushProxy, Daemon)>,
     routes: Routes,
     /// Replaced so far.
     pub(crate) replaced: usize,
@@ -43,7 +43,7 @@ impl Fleet {
     ) -> Self {
         let mut berths = Vec::new();
         for _ in 0..count {
-            let proxy = Proxy::start(redis.port(), ambush);
+            let proxy = AmbushProxy::start(redis.port(), ambush);
             let daemon = start(configure, proxy.url()).await;
             proxy.aim_at(daemon.pid());
             berths.push((proxy, daemon));

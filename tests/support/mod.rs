@@ -11,6 +11,7 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod ambush;
 mod api;
 mod consumer;
 mod daemon;
@@ -28,6 +29,7 @@ mod scene;
 mod stream;
 mod wait;
 
+pub(crate) use ambush::{Ambush, AmbushProxy, Moment};
 pub(crate) use api::{Answer, Api, encode, group_path, monitored_path};
 pub(crate) use consumer::{Consumer, Crew, Routes, Seen, settle};
 pub(crate) use daemon::{Daemon, DaemonBuilder};
@@ -37,7 +39,7 @@ pub(crate) use member::{Member, beat_until_stable, heartbeat};
 pub(crate) use observer::{Observed, Observer};
 pub(crate) use old_client::OldClient;
 pub(crate) use producer::{Produced, Producer, Refresh, Unpublished};
-pub(crate) use proxy::{Ambush, Moment, Proxy};
+pub(crate) use proxy::Proxy;
 pub(crate) use raw::{RawAnswer, RawConnection, heartbeat_unheard};
 pub(crate) use records::{Ledger, Record, Source};
 pub(crate) use redis_server::RedisServer;

@@ -19,7 +19,7 @@ use crate::shared::Shared;
 use crate::streams;
 use pass::Progress;
 
-pub(crate) use reads::{Proofs, migration, migrations};
+pub(crate) use reads::{Proofs, drain_wait, migration, migrations};
 pub use requests::Scaled;
 pub(crate) use requests::{roll_back, scale};
 

@@ -141,7 +141,8 @@ fn drain_row(
     }
 }
 
-fn drain_wait(groups: &[Group], wait: &Waiting) -> DrainWait {
+/// What one Redis consumer group has left, as it is shown.
+pub(crate) fn drain_wait(groups: &[Group], wait: &Waiting) -> DrainWait {
     DrainWait {
         consumer_group: wait.consumer_group.clone(),
         coordinated: groups.iter().any(|group| group.key.consumer_group() == wait.consumer_group),
