@@ -189,7 +189,7 @@ async fn once_keys_may_be_deleted_there_is_no_way_back() {
     let id = stream.counts().await[0].1.clone().unwrap_or_default();
     assert!(!id.is_empty());
     // The last coordinator dies when both groups have said so and nothing is deleted yet. Then a record comes.
-    fleet.tend_until("the last one is killed", async || ambush.kills().len() == 3).await;
+    fleet.tend_until_replaced(3).await;
     wait_until("the last one is dead", async || ambush.kills().len() == 4).await;
     let late: String = redis.command(&["XADD", "orders:1", "NOMKSTREAM", "*", "k", "v"]).await;
     ledger.acknowledged(("orders:1".to_owned(), late));
