@@ -1,0 +1,163 @@
+//! What operators ask for: another count, the way back, another group.
+
+use std::collections::VecDeque;
+
+use rsc_core::migration::stream::{Next, Todo};
+use rsc_core::{Group, MigrationSpec, MigrationStep};
+use rsc_protocol::Timestamp;
+use rsc_protocol::resharding::{MigrationState, Retire, RollbackNote};
+
+use super::plan::StreamFault;
+use super::world::{Event, GROUPS, MOST_SHARDS, StreamWorld};
+
+/// A request of an operator.
+#[derive(Clone, Debug)]
+pub(crate) enum Request {
+    /// Another count.
+    Scale {
+        /// The count.
+        target: u32,
+        /// What becomes of removed shards.
+        retire: Retire,
+        /// The earliest end, in milliseconds from now.
+        deprecated_after: Option<i64>,
+    },
+    /// The way back.
+    Rollback,
+    /// The last of [`GROUPS`].
+    CreateGroup,
+}
+
+/// Who asks for a rollback.
+pub(crate) fn note(now: i64) -> RollbackNote {
+    RollbackNote {
+        requested_by: "operator".to_owned(),
+        reason: "simulated".to_owned(),
+        requested_at: Timestamp::from_millis(now),
+    }
+}
+
+/// The migration that steps are about.
+pub(crate) fn id_of(todo: &VecDeque<Todo>) -> String {
+    todo.iter()
+        .find_map(|todo| match todo {
+            Todo::Step { resharding_id, .. } => Some(resharding_id.clone()),
+            _ => None,
+        })
+        .unwrap_or_default()
+}
+
+impl StreamWorld {
+    /// An operator asks whichever instance the load balancer picks.
+    pub(crate) fn operate(&mut self) {
+        if !self.is_faulty {
+            return;
+        }
+        let request = match self.dice.between(0, 20) {
+            0..=4 => Request::Rollback,
+            5..=6 if !self.groups[GROUPS.len() - 1].exists => Request::CreateGroup,
+            _ => {
+                let target = u32::try_from(self.dice.between(0, MOST_SHARDS)).unwrap_or(0);
+                let deletes = self.shape.has_forgotten_producer || self.dice.chance(0.5);
+                let retire = if deletes { Retire::Delete } else { Retire::Keep };
+                let latest = self.shape.timing.lease * 2;
+                let deprecated_after = self.dice.chance(0.15).then(|| self.dice.between(1, latest));
+                Request::Scale { target, retire, deprecated_after }
+            }
+        };
+        let index = self.dice.below(self.coordinators.len());
+        if self.coordinators[index].alive {
+            self.tell(|_| format!("operator asks coordinator {index}: {request:?}"));
+            self.coordinators[index].driver.requests.push_back(request);
+            if matches!(self.coordinators[index].driver.phase, super::driver::Phase::Idle) {
+                self.schedule_drive(index, 1);
+            }
+        }
+        let pause = self.dice.between(1, 2 * self.shape.timing.lease);
+        self.schedule(self.at + pause, Event::Operate);
+    }
+
+    /// What a request amounts to, by the records of all groups; or why it is refused.
+    pub(crate) fn todos_of(
+        &mut self,
+        request: &Request,
+        groups: &[Group],
+        now: i64,
+        next: &Next,
+    ) -> Result<Vec<Todo>, &'static str> {
+        let running = groups.iter().find_map(|group| group.active_migration());
+        match request {
+            Request::Scale { target, retire, deprecated_after } => {
+                if let Some(running) = running {
+                    let same = running.to_shard_count == *target && !running.state.is_back();
+                    return if same { Ok(next.todo.clone()) } else { Err("another migration runs") };
+                }
+                if !next.has_settled() {
+                    return Err("the groups are being brought to one count");
+                }
+                let Some(first) = groups.first() else { return Err("there is no group") };
+                if groups.iter().any(|group| group.provisioning_pending) {
+                    return Err("a group is being created");
+                }
+                if first.shard_count == *target {
+                    return Err("it is the present count");
+                }
+                self.counts.scales += 1;
+                let spec = MigrationSpec {
+                    resharding_id: format!("m{}", self.trips),
+                    from_shard_count: first.shard_count,
+                    to_shard_count: *target,
+                    created_at: Timestamp::from_millis(now),
+                    requested_by: "operator".to_owned(),
+                    reason: "simulated".to_owned(),
+                    deprecated_after: deprecated_after.map(|after| Timestamp::from_millis(now + after)),
+                    retire: *retire,
+                    repairs: false,
+                };
+                let prepare = |group: &Group| Todo::Step {
+                    group: group.key.clone(),
+                    resharding_id: spec.resharding_id.clone(),
+                    step: MigrationStep::Prepare { spec: Box::new(spec.clone()), compare: false },
+                };
+                Ok(groups.iter().map(prepare).collect())
+            }
+            Request::Rollback => {
+                let Some(running) = running else { return Err("nothing runs") };
+                if self.shape.has_forgotten_producer && running.state == MigrationState::Preparing {
+                    // Its shards stay, and who does not know this protocol may write into them.
+                    return Err("not in this run");
+                }
+                let id = running.resharding_id.clone();
+                let has_it = |group: &&Group| group.migration(&id).is_some();
+                let was_activated = |group: &Group| {
+                    group.migration(&id).is_some_and(|migration| migration.activated_at.is_some())
+                };
+                let whole = groups.iter().any(was_activated);
+                let shards: rsc_core::ShardSet = groups
+                    .iter()
+                    .flat_map(|group| group.read_set().to_set().iter().collect::<Vec<_>>())
+                    .chain(0..running.from_shard_count.max(running.to_shard_count))
+                    .collect();
+                let mut todo = Vec::new();
+                for group in groups.iter().filter(has_it).take(if whole { 1 } else { groups.len() }) {
+                    if whole {
+                        todo.push(Todo::Provision { group: group.key.clone(), shards: shards.clone() });
+                    }
+                    let note = Box::new(note(now));
+                    let step = MigrationStep::Rollback { note, whole, compare: false };
+                    todo.push(Todo::Step { group: group.key.clone(), resharding_id: id.clone(), step });
+                }
+                Ok(todo)
+            }
+            Request::CreateGroup => {
+                let is_free = running.is_none() && next.has_settled();
+                let group = GROUPS.len() - 1;
+                let unsafely = self.plan.lacks(StreamFault::GroupBornDuringMigration);
+                if self.groups[group].exists || !(is_free || unsafely) {
+                    return Err("a migration runs");
+                }
+                if groups.is_empty() { Err("there is no group") } else { Ok(Vec::new()) }
+            }
+        }
+    }
+}
