@@ -160,7 +160,7 @@ fn unknown_is_none<'de, D: Deserializer<'de>, T: serde::de::DeserializeOwned>(
     Ok(serde_json::from_value(Value::deserialize(input)?).ok())
 }
 
-fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+pub(crate) fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     input: D,
 ) -> Result<T, D::Error> {
     Ok(Option::<T>::deserialize(input)?.unwrap_or_default())

@@ -93,12 +93,11 @@ fn prepare(turn: &mut Turn<'_>, spec: &MigrationSpec, compare: bool) -> Applied 
     if running.is_some_and(|running| running.resharding_id == *id) {
         return Ok(false);
     }
-    let older = |running: &Migration| {
-        (running.created_at, &running.resharding_id) < (spec.created_at, &spec.resharding_id)
-    };
+    let age = |migration: &Migration| (migration.created_at, migration.resharding_id.clone());
+    let own_age = (spec.created_at, id.clone());
     let mut draining = ShardSet::new();
     if let Some(running) = running {
-        if !compare || !older(running) {
+        if !compare || age(running) >= own_age {
             let (other, from, to) =
                 (&running.resharding_id, running.from_shard_count, running.to_shard_count);
             let message = format!(
@@ -107,26 +106,45 @@ fn prepare(turn: &mut Turn<'_>, spec: &MigrationSpec, compare: bool) -> Applied 
             );
             return Err((ErrorCode::ActiveMigrationExists, message));
         }
-        // Redis lost what came after it: the stream has moved on. What it still drains is drained on.
-        draining = running.draining().clone();
-        let other = running.resharding_id.clone();
-        change(turn, &other, |running| {
-            running.state = MigrationState::Deprecated;
-            running.draining = Some(ShardSet::new());
-            running.updated_at = now;
-        });
+        // Redis lost what came after it: the stream has moved on. What it still drains is drained on, and what it
+        // has given up without having come to its end is looked at again.
+        draining = running.removed();
     }
     if !compare && turn.group.migration(id).is_some() {
         return conflict(format!("group {} already has a migration {id}, which is over", turn.group.key));
     }
+    // The newest of a stream wins: one that is late, or was asked for while the clock ran backwards, would undo
+    // what came after it.
+    let overtaken = turn.group.migrations.values().find(|other| {
+        other.resharding_id != *id && age(other) >= own_age && (!compare || !other.never_began())
+    });
+    if let Some(other) = overtaken {
+        return conflict(format!(
+            "migration {id} is of {}, but group {} already records {} of {}",
+            spec.created_at, turn.group.key, other.resharding_id, other.created_at
+        ));
+    }
+    if let Some(other) = turn.group.active_resharding_id.clone() {
+        change(turn, &other, |running| {
+            running.state = MigrationState::Deprecated;
+            running.draining = Some(ShardSet::new());
+            running.retired = ShardSet::new();
+            running.updated_at = now;
+        });
+    }
     let mut migration = Migration::new(spec, now);
+    let is_read_on = !draining.is_empty();
     migration.draining = Some(draining);
     if let Some(former) = turn.group.migration(id) {
         migration.deleting = former.deleting;
+        migration.unknown = former.unknown.clone();
     }
     turn.group.migrations.insert(id.clone(), migration);
     turn.group.active_resharding_id = Some(id.clone());
     forget_oldest(turn);
+    if is_read_on {
+        turn.change_shard_set();
+    }
     Ok(true)
 }
 
@@ -371,8 +389,13 @@ fn roll_back(turn: &mut Turn<'_>, id: &str, note: &RollbackNote, whole: bool, co
         }
         _ => {}
     }
-    let is_first_of_all = migration.state == MigrationState::Preparing && !whole;
-    if is_first_of_all {
+    // Who has been told of it is known from this record too: past the barrier another group may have told its
+    // producers, and Redis may have lost that. What is carried on from an older migration is still to be read.
+    let is_known_to_nobody = migration.state == MigrationState::Preparing
+        && !whole
+        && !migration.provisioned
+        && migration.draining().is_empty();
+    if is_known_to_nobody {
         change(turn, id, |migration| {
             migration.state = MigrationState::RolledBack;
             migration.rollback = Some(note.clone());

@@ -4,6 +4,8 @@
 //! next for which group of a stream is decided in [`stream`], from all of their records.
 
 mod apply;
+mod drain;
+mod leader;
 pub mod plan;
 pub(crate) mod records;
 pub mod stream;
@@ -12,6 +14,7 @@ use rsc_protocol::resharding::{MigrationResponse, MigrationState, Retire, Rollba
 use rsc_protocol::{GroupKey, ShardRef, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::aggregate::null_is_default;
 use crate::group::Group;
 use crate::shards::ShardSet;
 
@@ -25,45 +28,43 @@ const REMEMBERED: usize = 50;
 #[serde(rename_all = "camelCase")]
 pub struct Migration {
     /// The id, the same in every group of the stream.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub resharding_id: String,
-    /// The stream's count before.
-    #[serde(default)]
+    /// The stream's count before. Without it or the next one nothing could be made of a record.
     pub from_shard_count: u32,
     /// The stream's count after.
-    #[serde(default)]
     pub to_shard_count: u32,
     /// Where this group is with it.
     pub state: MigrationState,
     /// When it was asked for; the newest of a stream wins.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub created_at: Timestamp,
     /// When this record of it was last changed.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub updated_at: Timestamp,
     /// Who asked.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub requested_by: String,
     /// Why.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub reason: String,
     /// Its earliest end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deprecated_after: Option<Timestamp>,
     /// What becomes of removed shards.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub retire: Retire,
     /// Not asked for by anybody: it brings groups to one count whose records differ after a loss.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "std::ops::Not::not")]
     pub repairs: bool,
     /// The group exists on every shard of this migration (the barrier before *Activate*).
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "std::ops::Not::not")]
     pub provisioned: bool,
     /// When this group's count was last changed by it, forth or back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activated_at: Option<Timestamp>,
     /// The longest routing cache lease that may have been out then, in milliseconds.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub cache_lease_ms: u64,
     /// Shards beyond the count that consumers still read. `None` in a record of another implementation.
     #[serde(default)]
@@ -75,13 +76,13 @@ pub struct Migration {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining_since: Option<Timestamp>,
     /// Keys of removed shards may be gone: there is no way back any more.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "std::ops::Not::not")]
     pub deleting: bool,
     /// Who asked for the way back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<RollbackNote>,
     /// On the way back, the count before is in force again.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "std::ops::Not::not")]
     pub count_restored: bool,
     /// Fields of other implementations, kept as they are.
     #[serde(flatten)]
@@ -210,6 +211,15 @@ impl Migration {
             retire: self.retire,
             repairs: self.repairs,
         }
+    }
+
+    /// Whether it was taken back before any group could have told its producers of it: as if it had never been.
+    #[must_use]
+    pub(crate) fn never_began(&self) -> bool {
+        self.state == MigrationState::RolledBack
+            && !self.count_restored
+            && !self.provisioned
+            && self.activated_at.is_none()
     }
 
     /// Shards beyond the count that consumers still read.

@@ -8,6 +8,7 @@
 )]
 
 pub mod rounds;
+pub mod streams;
 
 use rsc_core::validate::validate_transition;
 use rsc_core::write::{RawFields, WriteKind};
@@ -49,8 +50,12 @@ impl Bench {
     }
 
     pub fn with_settings(shard_count: u32, settings: Settings) -> Self {
-        let key = GroupKey::new("orders", "billing").unwrap();
-        let now = Timestamp::from_millis(START);
+        Self::of("billing", shard_count, settings, Timestamp::from_millis(START))
+    }
+
+    /// One group of the stream `orders`, created at `now`.
+    pub fn of(consumer_group: &str, shard_count: u32, settings: Settings, now: Timestamp) -> Self {
+        let key = GroupKey::new("orders", consumer_group).unwrap();
         let creation = lifecycle::create(&key, shard_count, now, "token-0", None, &settings);
         let mut bench = Bench {
             fields: RawFields::new(),
