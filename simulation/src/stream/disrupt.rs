@@ -274,7 +274,7 @@ impl StreamWorld {
         for (id, from, to) in activated.difference(&still_activated) {
             let since = self.activated_at.get(id).copied().unwrap_or(0);
             self.tell(|_| format!("no record knows the activation of {id} ({from} to {to}) any more"));
-            self.ledger.forgotten.push(Forgotten { id: id.clone(), shards: *from..*to, since, until });
+            self.ledger.forgotten.push(Forgotten { shards: *from..*to, since, until });
         }
         for (id, shard) in deleting.difference(&still_deleting) {
             self.tell(|_| format!("no record knows any more that {id} deletes shard {shard}"));

@@ -31,8 +31,6 @@ pub(crate) struct Record {
 /// remains*).
 #[derive(Clone, Debug)]
 pub(crate) struct Forgotten {
-    /// The migration.
-    pub(crate) id: String,
     /// The shards it added.
     pub(crate) shards: Range<u32>,
     /// When it was first activated.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rsc_core::migration::stream::{Next, Todo};
+use rsc_core::migration::stream::{self, Next, Todo};
 use rsc_core::{Group, MigrationSpec, MigrationStep};
 use rsc_protocol::Timestamp;
 use rsc_protocol::resharding::{MigrationState, Retire, RollbackNote};
@@ -107,7 +107,7 @@ impl StreamWorld {
                     resharding_id: format!("m{}", self.trips),
                     from_shard_count: first.shard_count,
                     to_shard_count: *target,
-                    created_at: Timestamp::from_millis(now),
+                    created_at: stream::creation_time(groups, Timestamp::from_millis(now)),
                     requested_by: "operator".to_owned(),
                     reason: "simulated".to_owned(),
                     deprecated_after: deprecated_after.map(|after| Timestamp::from_millis(now + after)),
@@ -129,10 +129,11 @@ impl StreamWorld {
                 }
                 let id = running.resharding_id.clone();
                 let has_it = |group: &&Group| group.migration(&id).is_some();
-                let was_activated = |group: &Group| {
-                    group.migration(&id).is_some_and(|migration| migration.activated_at.is_some())
+                let is_told = |group: &Group| {
+                    let recorded = group.migration(&id);
+                    recorded.is_some_and(|recorded| recorded.provisioned || recorded.activated_at.is_some())
                 };
-                let whole = groups.iter().any(was_activated);
+                let whole = groups.iter().any(is_told);
                 let shards: rsc_core::ShardSet = groups
                     .iter()
                     .flat_map(|group| group.read_set().to_set().iter().collect::<Vec<_>>())

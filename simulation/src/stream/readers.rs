@@ -13,6 +13,8 @@ use crate::process::{Kind, Process, Wish};
 
 /// Records a reader has in hand at most, by shard.
 const IN_HAND: usize = 4;
+/// How long a record takes at most, in milliseconds, where nothing is wrong.
+const QUICK: i64 = 300;
 
 /// What one consumer process has in hand.
 #[derive(Debug)]
@@ -86,7 +88,7 @@ impl StreamWorld {
         let (at, timing) = (self.at, &self.shape.timing);
         let mut process = Process::new(MEMBERS[member], Kind::Full, number, at, wall, fast, timing, &plan);
         process.never_finishes = self.is_faulty && self.dice.chance(0.05);
-        let slowest = if self.dice.chance(0.2) { self.shape.timing.rebalance / 2 } else { 300 };
+        let slowest = if self.dice.chance(0.2) { self.shape.timing.rebalance / 2 } else { QUICK };
         self.tell(|world| format!("process {number} of {}/{} starts", world.name(group), MEMBERS[member]));
         self.processes.push(process);
         let (in_hand, draining) = (BTreeMap::new(), BTreeSet::new());
@@ -146,13 +148,15 @@ impl StreamWorld {
 
     /// Reads what may be read; what a former owner left pending first.
     fn poll(&mut self, process: usize) {
-        let (group, slowness) = (self.readers[process].group, self.readers[process].slowness);
+        let group = self.readers[process].group;
+        let slowness = if self.is_faulty { self.readers[process].slowness } else { QUICK };
         for (shard, is_reading) in self.processes[process].touches(self.at) {
             let in_hand = self.readers[process].in_hand.get(&shard).map_or(0, BTreeSet::len);
             if !is_reading || in_hand >= IN_HAND {
                 continue;
             }
-            let mut ids = self.streams.claim(shard, group, process, self.shape.drops_ghosts);
+            let hand = self.readers[process].in_hand.get(&shard);
+            let mut ids = self.streams.claim(shard, group, process, hand, self.shape.drops_ghosts);
             ids.extend(self.streams.read(shard, group, process, IN_HAND - in_hand));
             for id in ids {
                 self.readers[process].in_hand.entry(shard).or_default().insert(id);

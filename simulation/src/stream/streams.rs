@@ -1,7 +1,7 @@
 //! The shards' Redis Streams, as far as resharding sees them: ids that increase, cursors and pending entries by
 //! consumer group, records deleted and trimmed, keys that come and go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rsc_core::migration::stream::ShardFacts;
 
@@ -91,35 +91,38 @@ impl Streams {
         ids
     }
 
-    /// What others have pending becomes this consumer's; entries whose record is gone are dropped if the server does
-    /// that.
+    /// What is pending, whoever has it, becomes this consumer's, unless it has it in hand; entries whose record is gone
+    /// are dropped if the server does that.
     pub(crate) fn claim(
         &mut self,
         shard: u32,
         group: usize,
         consumer: usize,
+        in_hand: Option<&BTreeSet<u64>>,
         drops_ghosts: bool,
     ) -> Vec<u64> {
         let Some(stream) = self.keys.get_mut(&shard) else { return Vec::new() };
         let records = &stream.records;
         let Some(cursor) = stream.groups.get_mut(&group) else { return Vec::new() };
+        let has = |id: &u64| in_hand.is_some_and(|ids| ids.contains(id));
         let there = |id: &u64| records.binary_search(id).is_ok();
         if drops_ghosts {
-            cursor.pending.retain(|id, owner| *owner == consumer || there(id));
+            cursor.pending.retain(|id, _| has(id) || there(id));
         }
-        let others = cursor.pending.iter_mut().filter(|(id, owner)| **owner != consumer && there(id));
-        others
-            .map(|(id, owner)| {
-                *owner = consumer;
-                *id
-            })
-            .collect()
+        let free = cursor.pending.iter_mut().filter(|(id, _)| !has(id) && there(id));
+        free.map(|(id, owner)| {
+            *owner = consumer;
+            *id
+        })
+        .collect()
     }
 
-    /// `XACK`; `true` if it was pending.
-    pub(crate) fn ack(&mut self, shard: u32, group: usize, id: u64) -> bool {
+    /// `XACK`.
+    pub(crate) fn ack(&mut self, shard: u32, group: usize, id: u64) {
         let cursor = self.keys.get_mut(&shard).and_then(|stream| stream.groups.get_mut(&group));
-        cursor.is_some_and(|cursor| cursor.pending.remove(&id).is_some())
+        if let Some(cursor) = cursor {
+            cursor.pending.remove(&id);
+        }
     }
 
     /// `XDEL`.
