@@ -163,7 +163,7 @@ fn forth(view: &StreamView<'_>, leader: &Leader) -> Next {
         let create = Todo::Provision { group: group.key.clone(), shards };
         vec![create, leader.step(group, MigrationStep::Provisioned)]
     });
-    if !provision.is_empty() {
+    if !provision.is_empty() && !planted!(ActivatedUnprovisioned) {
         return Next::todo(provision);
     }
     let preparing = |migration: &Migration| migration.state == MigrationState::Preparing;
