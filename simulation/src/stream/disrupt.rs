@@ -17,6 +17,8 @@ enum Disruption {
     CoordinatorCrashes,
     CoordinatorStandsStill,
     ProducerStandsStill,
+    ProducerCutOff,
+    PoisonDeleted,
     RecordsDeleted,
     StreamTrimmed,
     RedisGroupDestroyed,
@@ -43,6 +45,8 @@ impl StreamWorld {
             (1, D::StreamTrimmed),
             (1, D::RedisGroupDestroyed),
             (when(faults.network(), 3), D::MemberCutOff),
+            (when(faults.network(), 4), D::ProducerCutOff),
+            (when(faults.crash(), 2), D::PoisonDeleted),
             (when(faults.crash(), 4), D::MemberCrashes),
             (when(faults.crash(), 3), D::MemberStandsStill),
             (when(faults.crash(), 3), D::CoordinatorCrashes),
@@ -100,6 +104,23 @@ impl StreamWorld {
                 self.tell(|_| format!("producer {index} stands still for {length}"));
                 self.producers[index].paused_until = self.at + length;
             }
+            D::ProducerCutOff => {
+                let index = self.dice.below(self.producers.len());
+                self.cut_producer_off(index);
+            }
+            D::PoisonDeleted => {
+                if let Some(index) = self.someone() {
+                    let in_hand = self.readers[index].in_hand.clone();
+                    self.inflict_on(index, D::MemberCrashes);
+                    self.tell(|_| format!("what it had in hand is deleted: {in_hand:?}"));
+                    for (shard, id) in
+                        in_hand.iter().flat_map(|(shard, ids)| ids.iter().map(|id| (*shard, *id)))
+                    {
+                        self.streams.delete(shard, id);
+                        self.ledger.deleted(id);
+                    }
+                }
+            }
             D::RecordsDeleted => self.delete_records(),
             D::StreamTrimmed | D::RedisGroupDestroyed => self.touch_a_stream(disruption),
             D::OneGroupRolledBack => {
@@ -131,6 +152,15 @@ impl StreamWorld {
                     self.inflict_on(index, disruption);
                 }
             }
+        }
+    }
+
+    /// No coordinator is reached any more until its lease is over.
+    pub(crate) fn cut_producer_off(&mut self, index: usize) {
+        if self.is_faulty {
+            let length = self.dice.between(self.shape.cache / 2, 2 * self.shape.cache);
+            self.tell(|_| format!("producer {index} is cut off for {length}"));
+            self.producers[index].cut_off_until = self.at + length;
         }
     }
 
@@ -387,21 +417,23 @@ impl StreamWorld {
                 running.into_iter().for_each(|index| self.processes[index].alive = false);
             }
         }
-        // Operators look after what a loss of every record has undone: keys that were deleted meanwhile.
-        for shard in std::mem::take(&mut self.undone) {
-            let is_named = |group: usize| {
-                self.groups[group]
-                    .redis
-                    .stored
-                    .as_ref()
-                    .is_some_and(|stored| shard < stored.group.shard_count)
-            };
-            let groups: Vec<usize> = (0..GROUPS.len()).filter(|group| is_named(*group)).collect();
-            groups.into_iter().for_each(|group| self.streams.create_group(shard, group));
-        }
         let running = self.processes.iter().filter(|process| !process.is_over());
         let of_processes = running.map(|process| process.paused_until);
         let of_coordinators = self.coordinators.iter().map(|coordinator| coordinator.paused_until);
         of_processes.chain(of_coordinators).max().unwrap_or(0).max(self.at)
+    }
+
+    /// Operators look after what nobody else does: keys that were deleted although no record knows it any more, and
+    /// Redis groups that somebody destroyed on a shard which was rolled back into the count.
+    pub(crate) fn look_after_streams(&mut self) {
+        let all = |shard: &u32| (0..GROUPS.len()).map(|group| (*shard, group)).collect::<Vec<_>>();
+        let open: Vec<(u32, usize)> =
+            self.undone.iter().flat_map(all).chain(self.destroyed.iter().copied()).collect();
+        for (shard, group) in open {
+            let stored = self.groups[group].redis.stored.as_ref();
+            if stored.is_some_and(|stored| shard < stored.group.shard_count) {
+                self.streams.create_group(shard, group);
+            }
+        }
     }
 }

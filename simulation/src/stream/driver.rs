@@ -292,6 +292,9 @@ impl StreamWorld {
     }
 
     fn next_piece(&mut self, index: usize) {
+        if !self.boundary(index, "between two messages of the driver", 0.01) {
+            return;
+        }
         match self.driver(index).pieces.pop_front() {
             None => self.next_todo(index),
             Some(Piece::Ask(op)) => self.driver_asks(index, Phase::Doing, op),

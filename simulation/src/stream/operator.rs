@@ -55,7 +55,7 @@ impl StreamWorld {
         }
         let request = match self.dice.between(0, 20) {
             0..=4 => Request::Rollback,
-            5..=6 if !self.groups[GROUPS.len() - 1].exists => Request::CreateGroup,
+            5 if !self.groups[GROUPS.len() - 1].exists => Request::CreateGroup,
             _ => {
                 let target = u32::try_from(self.dice.between(0, MOST_SHARDS)).unwrap_or(0);
                 let deletes = self.shape.has_forgotten_producer || self.dice.chance(0.5);
@@ -65,6 +65,31 @@ impl StreamWorld {
                 Request::Scale { target, retire, deprecated_after }
             }
         };
+        let creates = matches!(request, Request::Scale { .. }) && self.dice.chance(0.1);
+        if matches!(request, Request::Scale { .. } | Request::Rollback) {
+            self.cut_a_producer_off();
+        }
+        self.request(request);
+        if creates {
+            // Somebody else, who does not know of the change.
+            let soon = self.at + self.dice.between(0, 300);
+            self.schedule(soon, Event::CreateGroup);
+        }
+        let pause = self.dice.between(1, 2 * self.shape.timing.lease);
+        self.schedule(self.at + pause, Event::Operate);
+    }
+
+    /// A producer that was told the present count a moment ago will not hear of the next one.
+    fn cut_a_producer_off(&mut self) {
+        if !self.plan.faults.network() || !self.dice.chance(0.4) {
+            return;
+        }
+        let index = self.dice.below(self.producers.len());
+        let after = self.dice.between(0, self.shape.cache / 2);
+        self.schedule(self.at + after, Event::CutProducerOff { producer: index });
+    }
+
+    fn request(&mut self, request: Request) {
         let index = self.dice.below(self.coordinators.len());
         if self.coordinators[index].alive {
             self.tell(|_| format!("operator asks coordinator {index}: {request:?}"));
@@ -73,8 +98,26 @@ impl StreamWorld {
                 self.schedule_drive(index, 1);
             }
         }
-        let pause = self.dice.between(1, 2 * self.shape.timing.lease);
-        self.schedule(self.at + pause, Event::Operate);
+    }
+
+    /// Another group is asked for.
+    pub(crate) fn ask_for_a_group(&mut self) {
+        let group = GROUPS.len() - 1;
+        if !self.is_faulty || self.groups[group].exists {
+            return;
+        }
+        let count = self.groups[0].redis.stored.as_ref().map(|stored| stored.group.shard_count);
+        if let (true, Some(count)) = (self.plan.lacks(StreamFault::GroupBornDuringMigration), count) {
+            self.tell(|_| "a group is created whatever runs".to_owned());
+            self.create_group(group, count);
+            (0..count).for_each(|shard| self.streams.create_group(shard, group));
+            let index = self.dice.below(self.coordinators.len());
+            if self.coordinators[index].alive {
+                self.give(index, group, super::coordinator::Job::Provisioned { order: 0 });
+            }
+        } else {
+            self.request(Request::CreateGroup);
+        }
     }
 
     /// What a request amounts to, by the records of all groups; or why it is refused.
@@ -153,8 +196,7 @@ impl StreamWorld {
             Request::CreateGroup => {
                 let is_free = running.is_none() && next.has_settled();
                 let group = GROUPS.len() - 1;
-                let unsafely = self.plan.lacks(StreamFault::GroupBornDuringMigration);
-                if self.groups[group].exists || !(is_free || unsafely) {
+                if self.groups[group].exists || !is_free {
                     return Err("a migration runs");
                 }
                 if groups.is_empty() { Err("there is no group") } else { Ok(Vec::new()) }

@@ -26,6 +26,8 @@ pub enum StreamFault {
     DeletedUnproven,
     /// 6: no publish margin.
     NoPublishMargin,
+    /// 6: a publish margin that is used up by a change that is recorded a mutex' life after the instant it carries.
+    MarginOfAMutex,
     /// A proof is believed after other steps were taken.
     FactsOutliveSteps,
     /// A group whose record is missing is left out of what is decided.
@@ -44,6 +46,7 @@ impl StreamFault {
         StreamFault::GhostsCounted,
         StreamFault::DeletedUnproven,
         StreamFault::NoPublishMargin,
+        StreamFault::MarginOfAMutex,
         StreamFault::FactsOutliveSteps,
         StreamFault::MissingRecordLeftOut,
     ];
@@ -118,6 +121,10 @@ pub(crate) struct Shape {
     pub(crate) cache: i64,
     /// The longest way of an `XADD`.
     pub(crate) flight: i64,
+    /// How long producers wait for routing.
+    pub(crate) producer_timeout: i64,
+    /// The longest way to Redis when nothing is wrong with it.
+    pub(crate) latency: i64,
     /// Between a driver's looks at the stream.
     pub(crate) tick: i64,
     /// The server drops pending entries whose record is gone when they are claimed (7.0).
@@ -134,13 +141,19 @@ impl Shape {
         let cache = dice.between(timing.lease / 2, timing.lease * 2);
         let flight = timing.mutex / 2;
         // A change may be recorded a mutex' life after the instant that it carries.
-        let margin = if plan.lacks(StreamFault::NoPublishMargin) { 0 } else { timing.mutex + flight };
+        let margin = match plan.planted {
+            Some(StreamPlanted::Model(StreamFault::NoPublishMargin)) => 0,
+            Some(StreamPlanted::Model(StreamFault::MarginOfAMutex)) => timing.mutex,
+            _ => timing.mutex + flight,
+        };
         timing.core.routing_cache_ttl_ms = unsigned(cache);
         timing.core.publish_margin_ms = unsigned(margin);
         timing.faulty = timing.lease * dice.between(4, 12);
         Shape {
             cache,
             flight,
+            producer_timeout: if dice.chance(0.5) { timing.request_timeout } else { cache / 2 },
+            latency: if dice.chance(0.7) { 4 } else { timing.redis_timeout / 4 },
             tick: timing.heartbeat * 2 / 3,
             drops_ghosts: dice.chance(0.5),
             has_forgotten_producer: !plan.faults.rollback() && dice.chance(0.3),

@@ -18,6 +18,8 @@ pub(crate) struct ProducerProcess {
     fixed: Option<u32>,
     /// It does not run until then.
     pub(crate) paused_until: i64,
+    /// It reaches no coordinator until then.
+    pub(crate) cut_off_until: i64,
     /// How much faster its clock runs, in millionths.
     fast_ppm: i64,
     timer: u64,
@@ -34,7 +36,7 @@ impl StreamWorld {
     pub(crate) fn start_producers(&mut self) {
         let millis = |millis: i64| Duration::from_millis(u64::try_from(millis).unwrap_or(0));
         let settings = ProducerSettings {
-            request_timeout: millis(self.shape.timing.request_timeout),
+            request_timeout: millis(self.shape.producer_timeout),
             retry_pause: millis(self.shape.timing.heartbeat / 4),
             assumed_ttl: millis(self.shape.cache),
         };
@@ -50,6 +52,7 @@ impl StreamWorld {
                 group: producer % 2,
                 fixed,
                 paused_until: 0,
+                cut_off_until: 0,
                 fast_ppm,
                 timer: 0,
                 tickets: 0,
@@ -96,7 +99,7 @@ impl StreamWorld {
                 if is_late && !self.plan.lacks(StreamFault::PublishedAfterLease) {
                     self.tell_producer(producer, ProducerEvent::TooLate { ticket });
                 } else {
-                    let flight = if self.is_faulty && self.dice.chance(0.2) { self.shape.flight } else { 5 };
+                    let flight = if self.is_faulty && self.dice.chance(0.3) { self.shape.flight } else { 5 };
                     let arrives = self.at + self.dice.between(0, flight);
                     self.schedule(arrives, Event::Add { producer, ticket, shard });
                 }
@@ -115,7 +118,7 @@ impl StreamWorld {
     }
 
     fn publish(&mut self, producer: usize) {
-        let pause = self.dice.between(10, self.shape.timing.heartbeat);
+        let pause = self.dice.between(10, self.shape.timing.heartbeat * 2 / 3);
         self.schedule(self.at + pause, Event::Publish { producer });
         let process = &mut self.producers[producer];
         process.tickets += 1;
@@ -141,7 +144,7 @@ impl StreamWorld {
         for action in self.producers[producer].machine.handle(now, event) {
             match action {
                 ProducerAction::Fetch { request, tag } => {
-                    if !self.is_lost() {
+                    if self.producers[producer].cut_off_until <= self.at && !self.is_lost() {
                         let coordinator = self.dice.below(self.coordinators.len());
                         let (sent_at, arrives) = (self.at, self.at + self.travel());
                         self.schedule(arrives, Event::Route { coordinator, producer, request, tag, sent_at });
@@ -149,7 +152,9 @@ impl StreamWorld {
                 }
                 ProducerAction::Add { ticket, shard, before, .. } => {
                     let before = i64::try_from(before.as_micros()).unwrap_or(i64::MAX);
-                    let takes = self.dice.between(0, 3);
+                    // A record may wait for its connection.
+                    let waits = self.is_faulty && self.dice.chance(0.1);
+                    let takes = self.dice.between(0, if waits { self.shape.timing.lease } else { 3 });
                     self.schedule(self.at + takes, Event::Hand { producer, ticket, shard, before });
                 }
                 ProducerAction::Fail { .. } => self.counts.not_published += 1,
@@ -214,7 +219,7 @@ impl StreamWorld {
         routing: Option<Option<Box<ProducerRouting>>>,
         sent_at: i64,
     ) {
-        if !self.is_lost() {
+        if self.producers[producer].cut_off_until <= self.at && !self.is_lost() {
             let arrives = self.at + self.travel();
             self.schedule(arrives, Event::Routed { producer, request, routing, sent_at });
         }
@@ -231,6 +236,19 @@ impl StreamWorld {
         if !self.is_lost() {
             let arrives = self.at + self.dice.between(0, 5);
             self.schedule(arrives, Event::Added { producer, ticket, is_taken: id.is_some() });
+        }
+    }
+
+    /// A shard was just found empty: now and then somebody who does not know of that writes into it.
+    pub(crate) fn write_behind_the_proof(&mut self, shard: u32) {
+        let writer =
+            self.producers.iter().position(|producer| producer.fixed.is_some_and(|count| shard < count));
+        if let Some(producer) = writer
+            && self.is_faulty
+            && self.dice.chance(0.05)
+        {
+            let at = self.at + self.dice.between(0, 10 * self.shape.latency);
+            self.schedule(at, Event::Add { producer, ticket: 0, shard });
         }
     }
 

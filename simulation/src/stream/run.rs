@@ -119,6 +119,7 @@ fn heal(world: &mut StreamWorld, began: i64) -> i64 {
         advance(world, until);
         world.at = until;
         let starts = staff(world);
+        world.look_after_streams();
         let missing = missing(world);
         if missing.is_none() && !starts && world.at >= began + late {
             break;

@@ -70,6 +70,9 @@ impl StreamWorld {
             Op::Prove { shard, coordinated } => {
                 let facts = self.streams.prove(shard, &coordinated, self.proof_rules());
                 self.tell(|_| format!("         shard {shard}: {facts:?}"));
+                if facts.is_empty && facts.exists {
+                    self.write_behind_the_proof(shard);
+                }
                 Said::Facts(shard, facts)
             }
             Op::Delete { shard, coordinated } => Said::Facts(shard, self.delete(shard, &coordinated)),

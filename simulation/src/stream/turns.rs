@@ -25,7 +25,7 @@ impl StreamWorld {
         let (trip, life) = (self.trips, self.coordinators[coordinator].life);
         let timeout = self.at + self.shape.timing.redis_timeout;
         self.schedule(timeout, Event::TimedOut { asker: asker.clone(), coordinator, life, trip });
-        let mut arrives = self.at + self.dice.between(0, 4);
+        let mut arrives = self.at + self.dice.between(0, self.shape.latency);
         if self.link_breaks() {
             if self.dice.chance(0.5) {
                 self.tell(|_| "         the message to redis is lost".to_owned());
@@ -48,7 +48,9 @@ impl StreamWorld {
             return false;
         }
         if self.dice.chance(chance) {
-            let longest = self.shape.timing.lease * 2;
+            let timing = &self.shape.timing;
+            // For less than a mutex lives, so that what it has begun still counts, or for long.
+            let longest = if self.dice.chance(0.5) { timing.mutex } else { timing.lease * 2 };
             let length = self.dice.between(1, longest);
             self.tell(|_| format!("coordinator {index} stands still {name} for {length}"));
             self.pause_coordinator(index, length);

@@ -109,6 +109,8 @@ pub(crate) enum Event {
     Restore { group: usize },
     Disrupt,
     Operate,
+    CreateGroup,
+    CutProducerOff { producer: usize },
 }
 
 /// A world under one seed.
@@ -375,7 +377,7 @@ impl StreamWorld {
                 if self.link_breaks() {
                     self.tell(|_| "         the answer of redis is lost".to_owned());
                 } else {
-                    let arrives = self.at + self.dice.between(0, 4);
+                    let arrives = self.at + self.dice.between(0, self.shape.latency);
                     self.schedule(arrives, Event::Said { asker, coordinator, life, trip, now, said });
                 }
             }
@@ -412,6 +414,8 @@ impl StreamWorld {
             Event::Restore { group } => self.restore(group),
             Event::Disrupt => self.disrupt(),
             Event::Operate => self.operate(),
+            Event::CreateGroup => self.ask_for_a_group(),
+            Event::CutProducerOff { producer } => self.cut_producer_off(producer),
             Event::Publish { .. }
             | Event::ProducerWakes { .. }
             | Event::Route { .. }
