@@ -88,6 +88,8 @@ struct Faults {
     /// Only these.
     #[arg(long)]
     only: Vec<String>,
+    #[arg(long, value_enum, default_value = "all")]
+    faults: FaultMix,
 }
 
 fn seeds(text: &str) -> Result<(u64, u64), String> {
@@ -256,14 +258,14 @@ fn find_faults(arguments: &Faults) -> anyhow::Result<()> {
     println!("| fault | seeds until found | clients, faults | found as |\n| --- | ---: | --- | --- |");
     let of_group = |planted: Planted| {
         find(arguments.at_most, |seed| {
-            let (mix, faults) = (mix_of(seed, Mix::All), faults_of(seed, FaultMix::All));
+            let (mix, faults) = (mix_of(seed, Mix::All), faults_of(seed, arguments.faults));
             let outcome = run(Plan { seed, mix, faults, planted: Some(planted) }, false);
             (outcome.violation, format!("{}, {}", name(mix), name(faults)))
         })
     };
     let of_stream = |planted: StreamPlanted| {
         find(arguments.at_most, |seed| {
-            let faults = faults_of(seed, FaultMix::All);
+            let faults = faults_of(seed, arguments.faults);
             let outcome = run_stream(StreamPlan { seed, faults, planted: Some(planted) }, false);
             (outcome.violation, name(faults))
         })

@@ -155,10 +155,21 @@ impl StreamWorld {
         }
     }
 
-    /// No coordinator is reached any more until its lease is over.
-    pub(crate) fn cut_producer_off(&mut self, index: usize) {
+    /// A count has just changed: now and then those who were told the former one hear no more for a while.
+    pub(crate) fn cut_off_who_was_told(&mut self, group: usize) {
+        if self.plan.faults.network() && self.is_faulty && self.dice.chance(0.3) {
+            for index in 0..self.producers.len() {
+                if self.producers[index].group == group {
+                    self.cut_producer_off(index);
+                }
+            }
+        }
+    }
+
+    /// No coordinator is reached any more.
+    fn cut_producer_off(&mut self, index: usize) {
         if self.is_faulty {
-            let length = self.dice.between(self.shape.cache / 2, 2 * self.shape.cache);
+            let length = self.dice.between(self.shape.cache / 2, 3 * self.shape.cache);
             self.tell(|_| format!("producer {index} is cut off for {length}"));
             self.producers[index].cut_off_until = self.at + length;
         }

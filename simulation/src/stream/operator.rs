@@ -54,7 +54,7 @@ impl StreamWorld {
             return;
         }
         let request = match self.dice.between(0, 20) {
-            0..=4 => Request::Rollback,
+            0..=1 => Request::Rollback,
             5 if !self.groups[GROUPS.len() - 1].exists => Request::CreateGroup,
             _ => {
                 let target = u32::try_from(self.dice.between(0, MOST_SHARDS)).unwrap_or(0);
@@ -66,9 +66,6 @@ impl StreamWorld {
             }
         };
         let creates = matches!(request, Request::Scale { .. }) && self.dice.chance(0.1);
-        if matches!(request, Request::Scale { .. } | Request::Rollback) {
-            self.cut_a_producer_off();
-        }
         self.request(request);
         if creates {
             // Somebody else, who does not know of the change.
@@ -77,16 +74,6 @@ impl StreamWorld {
         }
         let pause = self.dice.between(1, 2 * self.shape.timing.lease);
         self.schedule(self.at + pause, Event::Operate);
-    }
-
-    /// A producer that was told the present count a moment ago will not hear of the next one.
-    fn cut_a_producer_off(&mut self) {
-        if !self.plan.faults.network() || !self.dice.chance(0.4) {
-            return;
-        }
-        let index = self.dice.below(self.producers.len());
-        let after = self.dice.between(0, self.shape.cache / 2);
-        self.schedule(self.at + after, Event::CutProducerOff { producer: index });
     }
 
     fn request(&mut self, request: Request) {

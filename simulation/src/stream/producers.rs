@@ -13,7 +13,7 @@ use super::world::{Asker, Event, Op, Said, StreamWorld};
 pub(crate) struct ProducerProcess {
     machine: Producer,
     /// Whose routing it asks for.
-    group: usize,
+    pub(crate) group: usize,
     /// It was started with this count and never asks (a program without this protocol).
     fixed: Option<u32>,
     /// It does not run until then.
@@ -66,6 +66,7 @@ impl StreamWorld {
     pub(crate) fn producer_event(&mut self, event: Event) {
         match event {
             Event::Publish { producer } => self.publish(producer),
+            Event::PublishOne { producer } => self.publish_one(producer),
             Event::ProducerWakes { producer, timer } => {
                 if self.producers[producer].timer == timer && self.producers[producer].fixed.is_none() {
                     self.tell_producer(producer, ProducerEvent::Time);
@@ -99,7 +100,7 @@ impl StreamWorld {
                 if is_late && !self.plan.lacks(StreamFault::PublishedAfterLease) {
                     self.tell_producer(producer, ProducerEvent::TooLate { ticket });
                 } else {
-                    let flight = if self.is_faulty && self.dice.chance(0.3) { self.shape.flight } else { 5 };
+                    let flight = if self.is_faulty && self.dice.chance(0.5) { self.shape.flight } else { 5 };
                     let arrives = self.at + self.dice.between(0, flight);
                     self.schedule(arrives, Event::Add { producer, ticket, shard });
                 }
@@ -118,8 +119,17 @@ impl StreamWorld {
     }
 
     fn publish(&mut self, producer: usize) {
-        let pause = self.dice.between(10, self.shape.timing.heartbeat * 2 / 3);
+        let is_forgotten = self.producers[producer].fixed.is_some();
+        let timing = &self.shape.timing;
+        // Who is forgotten writes seldom enough for a drain to come to its end.
+        let longest = if is_forgotten { 3 * timing.lease } else { timing.heartbeat * 2 / 3 };
+        let pause = self.dice.between(10, longest);
         self.schedule(self.at + pause, Event::Publish { producer });
+        self.publish_one(producer);
+    }
+
+    /// One record of any key.
+    fn publish_one(&mut self, producer: usize) {
         let process = &mut self.producers[producer];
         process.tickets += 1;
         let ticket = process.tickets;
@@ -156,6 +166,7 @@ impl StreamWorld {
                     let waits = self.is_faulty && self.dice.chance(0.1);
                     let takes = self.dice.between(0, if waits { self.shape.timing.lease } else { 3 });
                     self.schedule(self.at + takes, Event::Hand { producer, ticket, shard, before });
+                    self.publish_at_the_last_moment(producer, before);
                 }
                 ProducerAction::Fail { .. } => self.counts.not_published += 1,
             }
@@ -166,6 +177,16 @@ impl StreamWorld {
         let micros = i64::try_from(process.machine.wakes_at().as_micros()).unwrap_or(i64::MAX / 2_000);
         let at = micros * 1_000 / (1_000_000 + process.fast_ppm) + 1;
         self.schedule(at.max(self.at + 1), Event::ProducerWakes { producer, timer });
+    }
+
+    /// Who hears no more often has something to publish just before its lease ends.
+    fn publish_at_the_last_moment(&mut self, producer: usize, before: i64) {
+        let process = &self.producers[producer];
+        let ends_at = before * 1_000 / (1_000_000 + process.fast_ppm);
+        if process.cut_off_until > ends_at && self.dice.chance(0.1) {
+            let at = ends_at - self.dice.between(0, self.shape.flight / 4);
+            self.schedule(at, Event::PublishOne { producer });
+        }
     }
 
     /// A request for routing is answered from what is stored after it has arrived (protocol 7).
@@ -220,7 +241,10 @@ impl StreamWorld {
         sent_at: i64,
     ) {
         if self.producers[producer].cut_off_until <= self.at && !self.is_lost() {
-            let arrives = self.at + self.travel();
+            let is_slow = self.is_faulty && self.plan.faults.network() && self.dice.chance(0.2);
+            let takes = self.travel();
+            let takes = if is_slow { self.dice.between(0, self.shape.producer_timeout) } else { takes };
+            let arrives = self.at + takes;
             self.schedule(arrives, Event::Routed { producer, request, routing, sent_at });
         }
     }
@@ -245,9 +269,9 @@ impl StreamWorld {
             self.producers.iter().position(|producer| producer.fixed.is_some_and(|count| shard < count));
         if let Some(producer) = writer
             && self.is_faulty
-            && self.dice.chance(0.05)
+            && self.dice.chance(0.2)
         {
-            let at = self.at + self.dice.between(0, 10 * self.shape.latency);
+            let at = self.at + self.dice.between(0, 4 * self.shape.latency);
             self.schedule(at, Event::Add { producer, ticket: 0, shard });
         }
     }

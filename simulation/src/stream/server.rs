@@ -144,6 +144,9 @@ impl StreamWorld {
                 wrong.extend(self.finished_while_full(&migration.retired));
             }
         }
+        if after.shard_count != before.shard_count {
+            self.cut_off_who_was_told(group);
+        }
         let grows = after.shard_count > before.shard_count;
         if grows && let Some(shard) = self.unprovisioned(after.shard_count) {
             wrong.push(format!(

@@ -223,14 +223,23 @@ impl StreamWorld {
             jobs,
             notices_loss,
         });
+        let shard_count = known.group.shard_count;
         self.coordinators[index].actors[group].known = Some(known);
         if pending.decision.write.is_none() {
             self.ask(index, Asker::Actor(group), Op::Release { group, token });
             self.go_on(index, group, 0, Step::Reply(pending));
             return;
         }
+        let changes_count = pending.decision.group.shard_count != shard_count;
         let steps = pending.jobs.iter().any(|job| !matches!(job, Job::Heartbeat { .. }));
-        if self.boundary(index, "after enter, before commit", if steps { 0.03 } else { 0.003 }) {
+        let chance = if changes_count {
+            0.1
+        } else if steps {
+            0.03
+        } else {
+            0.003
+        };
+        if self.boundary(index, "after enter, before commit", chance) {
             self.go_on(index, group, 0, Step::Commit(pending));
         }
     }

@@ -98,6 +98,7 @@ pub(crate) enum Event {
     Worked { process: usize, shard: u32, id: u64 },
     Acknowledge { process: usize, shard: u32, id: u64 },
     Publish { producer: usize },
+    PublishOne { producer: usize },
     ProducerWakes { producer: usize, timer: u64 },
     Route { coordinator: usize, producer: usize, request: u64, tag: Option<String>, sent_at: i64 },
     Routed { producer: usize, request: u64, routing: Option<Option<Box<ProducerRouting>>>, sent_at: i64 },
@@ -110,7 +111,6 @@ pub(crate) enum Event {
     Disrupt,
     Operate,
     CreateGroup,
-    CutProducerOff { producer: usize },
 }
 
 /// A world under one seed.
@@ -360,6 +360,7 @@ impl StreamWorld {
             | Event::Drive { coordinator, .. }
             | Event::Route { coordinator, .. } => self.coordinators[*coordinator].paused_until,
             Event::Publish { producer }
+            | Event::PublishOne { producer }
             | Event::ProducerWakes { producer, .. }
             | Event::Routed { producer, .. }
             | Event::Hand { producer, .. }
@@ -415,8 +416,8 @@ impl StreamWorld {
             Event::Disrupt => self.disrupt(),
             Event::Operate => self.operate(),
             Event::CreateGroup => self.ask_for_a_group(),
-            Event::CutProducerOff { producer } => self.cut_producer_off(producer),
             Event::Publish { .. }
+            | Event::PublishOne { .. }
             | Event::ProducerWakes { .. }
             | Event::Route { .. }
             | Event::Routed { .. }
