@@ -52,9 +52,9 @@ impl StreamWorld {
             (when(faults.crash(), 3), D::CoordinatorCrashes),
             (when(faults.crash(), 3), D::CoordinatorStandsStill),
             (when(faults.crash(), 2), D::ProducerStandsStill),
-            (when(faults.rollback(), 5), D::OneGroupRolledBack),
-            (when(faults.rollback(), 3), D::AllGroupsRolledBack),
-            (when(faults.rollback(), 2), D::KeyLost),
+            (when(self.shape.loses, 5), D::OneGroupRolledBack),
+            (when(self.shape.loses, 3), D::AllGroupsRolledBack),
+            (when(self.shape.loses, 2), D::KeyLost),
         ];
         if let Some(disruption) = self.dice.weighted(&choices) {
             self.inflict(disruption);
@@ -157,7 +157,7 @@ impl StreamWorld {
 
     /// A count has just changed: now and then those who were told the former one hear no more for a while.
     pub(crate) fn cut_off_who_was_told(&mut self, group: usize) {
-        if self.plan.faults.network() && self.is_faulty && self.dice.chance(0.3) {
+        if self.plan.faults.network() && self.is_faulty && self.dice.chance(0.4) {
             for index in 0..self.producers.len() {
                 if self.producers[index].group == group {
                     self.cut_producer_off(index);

@@ -26,8 +26,6 @@ pub enum StreamFault {
     DeletedUnproven,
     /// 6: no publish margin.
     NoPublishMargin,
-    /// 6: a publish margin that is used up by a change that is recorded a mutex' life after the instant it carries.
-    MarginOfAMutex,
     /// A proof is believed after other steps were taken.
     FactsOutliveSteps,
     /// A group whose record is missing is left out of what is decided.
@@ -46,7 +44,6 @@ impl StreamFault {
         StreamFault::GhostsCounted,
         StreamFault::DeletedUnproven,
         StreamFault::NoPublishMargin,
-        StreamFault::MarginOfAMutex,
         StreamFault::FactsOutliveSteps,
         StreamFault::MissingRecordLeftOut,
     ];
@@ -129,6 +126,8 @@ pub(crate) struct Shape {
     pub(crate) tick: i64,
     /// The server drops pending entries whose record is gone when they are claimed (7.0).
     pub(crate) drops_ghosts: bool,
+    /// Redis loses writes. (Of the runs with every fault some are without, because a loss excuses much.)
+    pub(crate) loses: bool,
     /// One producer never asks again (a program without this protocol). Scale-ins delete then.
     pub(crate) has_forgotten_producer: bool,
 }
@@ -141,22 +140,20 @@ impl Shape {
         let cache = dice.between(timing.lease / 2, timing.lease * 2);
         let flight = timing.mutex / 2;
         // A change may be recorded a mutex' life after the instant that it carries.
-        let margin = match plan.planted {
-            Some(StreamPlanted::Model(StreamFault::NoPublishMargin)) => 0,
-            Some(StreamPlanted::Model(StreamFault::MarginOfAMutex)) => timing.mutex,
-            _ => timing.mutex + flight,
-        };
+        let loses = plan.faults.rollback() && (plan.faults != FaultMix::All || dice.chance(0.6));
+        let margin = if plan.lacks(StreamFault::NoPublishMargin) { 0 } else { timing.mutex + flight };
         timing.core.routing_cache_ttl_ms = unsigned(cache);
         timing.core.publish_margin_ms = unsigned(margin);
         timing.faulty = timing.lease * dice.between(4, 12);
         Shape {
             cache,
             flight,
-            producer_timeout: if dice.chance(0.5) { timing.request_timeout } else { cache / 2 },
+            producer_timeout: if dice.chance(0.5) { timing.request_timeout } else { cache },
             latency: if dice.chance(0.7) { 4 } else { timing.redis_timeout / 4 },
             tick: timing.heartbeat * 2 / 3,
             drops_ghosts: dice.chance(0.5),
-            has_forgotten_producer: !plan.faults.rollback() && dice.chance(0.3),
+            has_forgotten_producer: !loses && dice.chance(0.3),
+            loses,
             timing,
         }
     }

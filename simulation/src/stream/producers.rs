@@ -163,7 +163,7 @@ impl StreamWorld {
                 ProducerAction::Add { ticket, shard, before, .. } => {
                     let before = i64::try_from(before.as_micros()).unwrap_or(i64::MAX);
                     // A record may wait for its connection.
-                    let waits = self.is_faulty && self.dice.chance(0.1);
+                    let waits = self.is_faulty && self.dice.chance(0.2);
                     let takes = self.dice.between(0, if waits { self.shape.timing.lease } else { 3 });
                     self.schedule(self.at + takes, Event::Hand { producer, ticket, shard, before });
                     self.publish_at_the_last_moment(producer, before);
@@ -241,7 +241,7 @@ impl StreamWorld {
         sent_at: i64,
     ) {
         if self.producers[producer].cut_off_until <= self.at && !self.is_lost() {
-            let is_slow = self.is_faulty && self.plan.faults.network() && self.dice.chance(0.2);
+            let is_slow = self.is_faulty && self.plan.faults.network() && self.dice.chance(0.3);
             let takes = self.travel();
             let takes = if is_slow { self.dice.between(0, self.shape.producer_timeout) } else { takes };
             let arrives = self.at + takes;

@@ -50,8 +50,9 @@ impl StreamWorld {
         if self.dice.chance(chance) {
             let timing = &self.shape.timing;
             // For less than a mutex lives, so that what it has begun still counts, or for long.
-            let longest = if self.dice.chance(0.5) { timing.mutex } else { timing.lease * 2 };
-            let length = self.dice.between(1, longest);
+            let (shortest, longest) =
+                if self.dice.chance(0.5) { (timing.mutex / 2, timing.mutex) } else { (1, timing.lease * 2) };
+            let length = self.dice.between(shortest, longest);
             self.tell(|_| format!("coordinator {index} stands still {name} for {length}"));
             self.pause_coordinator(index, length);
         }
