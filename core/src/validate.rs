@@ -112,9 +112,18 @@ impl Group {
             format!("running are {running:?}, active is {active:?}")
         });
         for migration in self.migrations.values() {
-            let both = migration.draining().iter().find(|shard| migration.retired.contains(*shard));
+            let (id, draining) = (&migration.resharding_id, migration.draining());
+            let both = draining.iter().find(|shard| migration.retired.contains(*shard));
             findings.require(both.is_none(), "drained-or-read", || {
-                format!("{}: shard {both:?} is both retired and drained", migration.resharding_id)
+                format!("{id}: shard {both:?} is both given up and drained")
+            });
+            let is_over = migration.state.is_over();
+            findings.require(!is_over || draining.is_empty(), "drained-or-read", || {
+                format!("{id} is over, and nobody reads what it still drains: {draining:?}")
+            });
+            let routed = migration.removed().iter().find(|shard| *shard < self.shard_count);
+            findings.require(is_over || routed.is_none(), "drained-or-read", || {
+                format!("{id}: producers route to shard {routed:?}, which is being removed")
             });
         }
     }

@@ -1,4 +1,5 @@
 //! The invariants by name: the list, the document and the checks are the same, and each check can fail.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
@@ -6,8 +7,10 @@ use std::collections::BTreeSet;
 
 use rsc_core::member::{Grant, Superseded};
 use rsc_core::validate::{INVARIANTS, validate_transition};
-use rsc_core::{Group, Hold, HoldCause};
+use rsc_core::{Group, Hold, HoldCause, Migration};
 use rsc_protocol::admin::MemberState;
+use rsc_protocol::resharding::MigrationState;
+use support::streams::Stream;
 use support::*;
 
 const DOCUMENT: &str = include_str!("../../docs/invariants.md");
@@ -44,25 +47,32 @@ fn the_document_and_the_list_name_the_same_invariants() {
     }
 }
 
-/// p holds 0 and 1, m waits for 1.
+/// p holds 0, 1 and 2, m waits for 2, which is being removed.
 fn healthy() -> Group {
-    let mut bench = Bench::new(2);
+    let mut stream = Stream::new(3, &["billing"]);
     let mut p = Client::new("p", "p-1");
-    settle(&mut bench, &mut [&mut p]);
-    Client::new("m", "m-1").beat(&mut bench);
-    bench.group()
+    settle(&mut stream.groups[0], &mut [&mut p]);
+    stream.now = stream.groups[0].now;
+    stream.scale(2);
+    Client::new("m", "m-1").beat(&mut stream.groups[0]);
+    stream.groups[0].group()
+}
+
+fn running(group: &mut Group) -> &mut Migration {
+    let id = group.active_resharding_id.clone().unwrap();
+    group.migrations.get_mut(&id).unwrap()
 }
 
 type Break = fn(&mut Group);
 
 #[test]
 fn every_invariant_is_found_broken_by_the_check_that_the_document_names() {
-    let of_a_state: [(&str, Break); 8] = [
+    let of_a_state: [(&str, Break); 12] = [
         ("one-holder", |group| {
             group.members.get_mut("m").unwrap().current.insert(1);
         }),
         ("legal-target", |group| {
-            group.targets.get_mut("m").unwrap().remove(1);
+            group.targets.get_mut("m").unwrap().remove(2);
         }),
         ("balanced-target", |group| {
             let moved = group.targets.insert("m".to_owned(), [].into()).unwrap();
@@ -77,6 +87,17 @@ fn every_invariant_is_found_broken_by_the_check_that_the_document_names() {
             group.members.get_mut("p").unwrap().state = MemberState::Expired;
         }),
         ("drain-clock", |group| group.members.get_mut("p").unwrap().rebalance_deadline_at = None),
+        ("one-migration", |group| group.active_resharding_id = None),
+        ("one-migration", |group| {
+            let mut second = group.active_migration().unwrap().clone();
+            second.resharding_id = "reshard-second".to_owned();
+            group.migrations.insert(second.resharding_id.clone(), second);
+        }),
+        ("drained-or-read", |group| running(group).retired = [2].into()),
+        ("drained-or-read", |group| {
+            running(group).state = MigrationState::Deprecated;
+            group.active_resharding_id = None;
+        }),
         ("accepted-not-superseded", |group| {
             let superseded_at = group.updated_at;
             let former = Superseded { instance_id: "p-1".to_owned(), superseded_at };

@@ -48,7 +48,7 @@ pub(crate) fn take_in(group: &mut Group, recorded: Map<String, Value>, bound: u3
         .migrations
         .values()
         .filter(|other| active.as_ref() != Some(&other.resharding_id) && !other.never_began());
-    let later = others.map(|other| other.created_at.plus(1)).max().unwrap_or_default();
+    let newest = others.map(|other| (other.created_at, other.resharding_id.clone())).max();
     let (count, updated_at, lease) = (group.shard_count, group.updated_at, group.max_routing_cache_ttl_ms);
     for (id, migration) in &mut group.migrations {
         let is_running = active.as_ref() == Some(id);
@@ -56,7 +56,11 @@ pub(crate) fn take_in(group: &mut Group, recorded: Map<String, Value>, bound: u3
             complete(migration, updated_at, lease);
             if is_running {
                 // The newest of a stream wins, and the running one is.
-                migration.created_at = migration.created_at.max(later);
+                if let Some((created_at, other)) = &newest
+                    && (*created_at, other) > (migration.created_at, id)
+                {
+                    migration.created_at = created_at.plus(1);
+                }
                 fit(migration, count);
                 migration.draining = Some(unproven(migration, count, &beyond));
             }

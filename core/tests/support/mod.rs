@@ -7,6 +7,7 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+pub mod drivers;
 pub mod rounds;
 pub mod streams;
 

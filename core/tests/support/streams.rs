@@ -1,13 +1,14 @@
-//! Several groups of one stream, its shards with records in them, producers with cached routing, and whoever drives
-//! the migrations: everything that protocol 6 is about.
+//! Several groups of one stream, its shards with records in them, producers with cached routing, and what operators ask
+//! for (protocol 6).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
-use rsc_core::migration::stream::{Next, ShardFacts, StreamView, Todo, creation_time, next};
+use rsc_core::migration::stream::{Next, ShardFacts, StreamView, creation_time, next};
 use rsc_core::{Command, Group, MigrationSpec, MigrationStep, Reply, Settings, ShardSet};
 use rsc_protocol::resharding::{MigrationState, Retire, RollbackNote};
 use rsc_protocol::{ErrorCode, GroupKey, Timestamp};
 
+use super::drivers::Driver;
 use super::{Bench, START};
 
 /// What a routing cache lease and the margin last with the default settings, in milliseconds.
@@ -43,6 +44,8 @@ pub struct Stream {
     pub accepted: BTreeMap<u64, BTreeSet<String>>,
     /// Streams cannot be created at the moment.
     pub provisioning_fails: bool,
+    /// What producers were told, and until when they may use it.
+    caches: Vec<(u32, Timestamp)>,
     ids: u64,
 }
 
@@ -58,6 +61,7 @@ impl Stream {
             shards: BTreeMap::new(),
             accepted: BTreeMap::new(),
             provisioning_fails: false,
+            caches: Vec::new(),
             ids: 0,
         };
         names.iter().for_each(|name| stream.create(name, shard_count));
@@ -164,7 +168,7 @@ impl Stream {
         ShardFacts { is_empty, exists: true, missing_groups }
     }
 
-    fn delete(&mut self, shards: &ShardSet) -> BTreeMap<u32, ShardFacts> {
+    pub fn delete(&mut self, shards: &ShardSet) -> BTreeMap<u32, ShardFacts> {
         for shard in shards.iter() {
             if self.facts(shard).is_empty {
                 self.shards.remove(&shard);
@@ -180,6 +184,22 @@ impl Stream {
         key.records.push(self.ids);
         self.accepted.insert(self.ids, BTreeSet::new());
         true
+    }
+
+    /// Producers ask every group for the count, and write one record into every shard that any answer which is still
+    /// good lets them write into.
+    pub fn traffic(&mut self) {
+        for group in self.loaded() {
+            let routing = group.routing(self.settings.routing_cache_ttl_ms);
+            let ttl = i64::try_from(routing.routing_cache_ttl_ms).unwrap();
+            self.caches.push((routing.shard_count, self.now.plus(ttl)));
+        }
+        let now = self.now;
+        self.caches.retain(|(_, until)| *until > now);
+        let most = self.caches.iter().map(|(count, _)| *count).max().unwrap_or(0);
+        for shard in 0..most {
+            self.publish(shard);
+        }
     }
 
     /// The consumers of a group read what is there for them, of `shards` as far as the group reads them at all.
@@ -283,7 +303,8 @@ impl Stream {
     pub fn roll_back(&mut self, id: &str) -> Result<(), ErrorCode> {
         let groups = self.loaded();
         let records: Vec<_> = groups.iter().filter_map(|group| Some((group, group.migration(id)?))).collect();
-        let gone_too_far = |state, deleting, repairs| state == MigrationState::Deprecated || deleting || repairs;
+        let gone_too_far =
+            |state, deleting, repairs| state == MigrationState::Deprecated || deleting || repairs;
         if records.iter().any(|(_, it)| gone_too_far(it.state, it.deleting, it.repairs)) {
             return Err(ErrorCode::RollbackNotAllowed);
         }
@@ -322,87 +343,24 @@ impl Stream {
             }
             self.consume();
             self.pass(10_000);
+            self.groups.iter_mut().for_each(Bench::tick);
         }
         panic!("it does not end: {:#?}", self.next(&BTreeMap::new()));
     }
 
-    /// The groups agree, nothing runs, nothing is lost.
+    /// The groups agree, nothing runs, nothing is lost, and every shard is there with every group on it.
     pub fn assert_settled(&mut self, count: u32) {
+        self.assert_settled_but_provisioned(count);
+        assert!(self.is_provisioned());
+    }
+
+    /// The same of a stream whose keys somebody else has made.
+    pub fn assert_settled_but_provisioned(&mut self, count: u32) {
         self.consume();
         assert!(self.next(&BTreeMap::new()).has_settled());
         assert!(self.counts().iter().all(|found| *found == count), "{:?}", self.counts());
         let only: Vec<u32> = (0..count).collect();
         assert!(self.reads().iter().all(|reads| *reads == only), "{:?}", self.reads());
         assert_eq!(self.unread(), [], "every record was read by every group");
-        assert!(self.is_provisioned());
-    }
-}
-
-/// One instance at work on the stream: what it has looked up and is about to do is lost with it.
-#[derive(Clone, Default)]
-pub struct Driver {
-    facts: BTreeMap<u32, ShardFacts>,
-    queue: VecDeque<Todo>,
-    /// Every step is done twice; the second time nothing moves.
-    pub twice: bool,
-}
-
-impl Driver {
-    pub fn twice() -> Self {
-        Driver { twice: true, ..Driver::default() }
-    }
-
-    /// The next single thing; `Some`: there is nothing to do now.
-    pub fn one(&mut self, stream: &mut Stream) -> Result<Option<Next>, Refused> {
-        if self.queue.is_empty() {
-            let next = stream.next(&self.facts);
-            if next.todo.is_empty() {
-                self.facts.clear();
-                return Ok(Some(next));
-            }
-            self.queue.extend(next.todo);
-        }
-        let todo = self.queue.pop_front().unwrap();
-        let result = self.execute(stream, &todo);
-        if result.is_err() {
-            *self = Driver { twice: self.twice, ..Driver::default() };
-        }
-        result.map(|()| None)
-    }
-
-    /// What it is about to do, if it has asked already.
-    pub fn intends(&self) -> Option<&Todo> {
-        self.queue.front()
-    }
-
-    fn execute(&mut self, stream: &mut Stream, todo: &Todo) -> Result<(), Refused> {
-        match todo {
-            Todo::Prove(shards) => self.facts.extend(stream.prove(shards)),
-            Todo::Delete(shards) => self.facts.extend(stream.delete(shards)),
-            Todo::Provision { group, shards } => {
-                self.facts.clear();
-                stream.provision(group, shards)?;
-            }
-            Todo::Step { group, resharding_id, step } => {
-                self.facts.clear();
-                stream.step(group, resharding_id, step.clone())?;
-                if self.twice {
-                    let before = (stream.versions(), stream.loaded());
-                    stream.step(group, resharding_id, step.clone())?;
-                    assert_eq!((stream.versions(), stream.loaded()), before, "{} again", step.name());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Until there is nothing to do now.
-    pub fn run(&mut self, stream: &mut Stream) -> Result<Next, Refused> {
-        for _ in 0..1_000 {
-            if let Some(next) = self.one(stream)? {
-                return Ok(next);
-            }
-        }
-        panic!("it never comes to a rest: {:#?}", stream.next(&self.facts));
     }
 }
