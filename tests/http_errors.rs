@@ -208,6 +208,10 @@ async fn conflicts_and_missing_groups_have_their_codes() {
         format!("{}/members", monitored_path(&group)),
         format!("{}/assignments", monitored_path(&group)),
         format!("{}/actor", monitored_path(&group)),
+        format!("{}/offsets", monitored_path(&group)),
+        format!("{}/consumption", monitored_path(&group)),
+        format!("{}/shards/0/messages", monitored_path(&group)),
+        format!("{}/history", monitored_path(&group)),
     ] {
         api.get(&path).await.expect_error(ErrorCode::GroupNotFound);
     }

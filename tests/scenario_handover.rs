@@ -171,7 +171,7 @@ async fn owner_that_expires_while_draining_loses_the_shard_after_its_lease_and_n
     let last_sent = Instant::now();
     let answer = a.beat().await;
     assert_eq!(revoking(&answer), moving);
-    assert_eq!(answer.assignment_lease_ms, 1_500);
+    assert_eq!(answer.assignment_lease_ms, 1_350);
     assert!(b.owned.is_empty());
 
     // Now `a` is silent.

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use reqwest::StatusCode;
-use rsc_protocol::GroupKey;
+use rsc_protocol::keys::Keys;
+use rsc_protocol::{GroupKey, Status};
 use serde_json::json;
 use support::{
-    Api, Crew, Daemon, Observer, RedisServer, Routes, group_path, heartbeat, monitored_path, settle,
-    wait_until,
+    Api, Crew, Daemon, Member, Observer, RedisServer, Routes, beat_until_stable, group_path, heartbeat,
+    monitored_path, settle, wait_until,
 };
 
 /// Whether this coordinator has an actor for the group; `None` when it says that there is no such group.
@@ -130,4 +131,55 @@ async fn members_of_a_group_whose_only_coordinator_was_killed_are_expired_by_the
     let successor = Crew::new(&group, &Routes::to(&[&api])).start("successor");
     settle(&api, &group, &[successor], 6).await;
     crew.journal.expect_one_reader_at_a_time();
+}
+
+/// Found by an attacker: leases are renewed by lease-only commits, which move no version, so that nobody's report shows
+/// that they were lost; and an instance that only watched had nothing of its own to miss.
+#[tokio::test]
+async fn an_instance_that_only_watched_expires_nobody_after_redis_lost_the_others_renewals() {
+    let redis = RedisServer::start();
+    let mut serving = Daemon::redis(&redis).lease(3_000, 30_000).start();
+    let watching = Daemon::redis(&redis).lease(3_000, 30_000).start();
+    let api = serving.api();
+    let group = api.create_stream("orders", 4).await;
+    let mut members = vec![Member::new(&api, &group, "a"), Member::new(&api, &group, "b")];
+    beat_until_stable(&api, &group, &mut members).await;
+    let started = Instant::now();
+    let key = Keys::default().metadata(&group);
+    let mut dump = redis.dump(&key).await.unwrap();
+    // Longer than the start of the watching instance forbids it to judge, and longer than a lease after the dump.
+    let mut dumped_at = None;
+    wait_until("the members were heard for long enough", async || {
+        for member in &mut members {
+            assert_eq!(member.beat().await.status, Status::Ok);
+        }
+        if dumped_at.is_none() && started.elapsed().as_millis() > 3_500 {
+            dump = redis.dump(&key).await.unwrap();
+            dumped_at = Some(Instant::now());
+        }
+        dumped_at.is_some_and(|at| at.elapsed().as_millis() > 3_500)
+    })
+    .await;
+    serving.kill();
+    redis.restore(&key, &dump).await;
+    let kept = members[0].owned.clone();
+    let (a, b) = members.split_at_mut(1);
+    b[0].talk_to(&watching.api());
+    let answer = b[0].beat().await;
+    // It has seen later states than this one: a correction round is on.
+    assert_eq!(answer.status, Status::RevokePending, "an innocent member keeps its place: {answer:?}");
+    let assigned = answer.assignment.assigned_shards.iter().map(|shard| shard.shard_index);
+    assert!(assigned.into_iter().all(|shard| !kept.contains(&shard)), "a still reads {kept:?}: {answer:?}");
+    a[0].talk_to(&watching.api());
+    assert_eq!(a[0].beat().await.status, Status::RevokePending);
+    assert_eq!(a[0].owned, kept);
+    wait_until("the round is over", async || {
+        let mut statuses = Vec::new();
+        for member in a.iter_mut().chain(b.iter_mut()) {
+            statuses.push(member.beat().await.status);
+        }
+        statuses.iter().all(|status| *status == Status::Ok)
+    })
+    .await;
+    assert_eq!((a[0].owned.len(), b[0].owned.len()), (2, 2));
 }

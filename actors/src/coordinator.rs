@@ -7,29 +7,31 @@ use rsc_core::{Command, Group};
 use rsc_protocol::admin::{
     CreateGroupRequest, CreateStreamRequest, CreateStreamResponse, DeleteGroupRequest, GroupResponse,
 };
+use rsc_protocol::resharding::{MigrationResponse, MigrationsResponse, RollbackRequest, ScaleRequest};
 use rsc_protocol::routing::ProducerRouting;
 use rsc_protocol::{GroupKey, HeartbeatRequest, HeartbeatResponse};
 use rsc_store::GroupStore;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::Mutex;
 
 use crate::creation::{self, Plan, check_request};
 use crate::gate::Gate;
-use crate::inbox::{Answered, Closed, NotQueued, Reply, Request};
+use crate::inbox::{Answered, Request};
 use crate::meter;
 use crate::reads::{self, GroupList, Presence};
-use crate::refusal::{Failure, Refusal};
+use crate::refusal::Refusal;
 use crate::registry::Registry;
+use crate::resharding::{self, Resharding, Scaled};
 use crate::settings::CoordinatorSettings;
 use crate::shared::Shared;
 use crate::status::ActorStatus;
+use crate::stream_reads::StreamReads;
+use crate::submit::submit;
 use crate::supervisor::{Supervisor, SupervisorLink};
 use crate::watchdog::Watchdog;
 use crate::workers::Workers;
 
 /// How long the answer of a ping is good for.
 const PING_CACHE: Duration = Duration::from_millis(500);
-/// How often a request looks for an actor again when the one it found has just ended.
-const LOOKS: usize = 4;
 
 /// The coordinator. Cheap to clone, usable from any thread.
 #[derive(Clone)]
@@ -67,6 +69,8 @@ impl Coordinator {
             registry: Registry::default(),
             watchdog,
             supervisor: SupervisorLink::default(),
+            resharding: Resharding::default(),
+            stream_reads: StreamReads::default(),
             started: now,
             #[cfg(test)]
             hooks: crate::tests::Hooks::default(),
@@ -89,7 +93,7 @@ impl Coordinator {
         request.check().map_err(|error| Refusal::invalid(error.to_string()))?;
         let request = Box::new(request);
         let command = Command::Heartbeat { path_member_id: path_member_id.to_owned(), request };
-        match self.submit(group, Request::Command(command)).await? {
+        match submit(&self.shared, group, Request::Command(command)).await? {
             Answered::Heartbeat(response) => Ok(*response),
             Answered::Deleted(_) | Answered::Done => Err(Refusal::internal()),
         }
@@ -136,66 +140,58 @@ impl Coordinator {
         if request.reason.chars().all(char::is_whitespace) {
             return Err(Refusal::invalid("reason is blank: say why the group is deleted"));
         }
-        match self.submit(group, Request::Delete(request)).await? {
+        match submit(&self.shared, group, Request::Delete(request)).await? {
             Answered::Deleted(response) => Ok(*response),
             Answered::Heartbeat(_) | Answered::Done => Err(Refusal::internal()),
         }
     }
 
-    /// Hands a request to the group's actor and waits for the answer. An actor is only started for a group
-    /// that exists: what nobody created leaves nothing behind.
-    async fn submit(&self, group: &GroupKey, request: Request) -> Reply {
-        let (reply, answer) = oneshot::channel();
-        let (mut request, mut reply) = (request, reply);
-        for _ in 0..LOOKS {
-            if self.shared.gate.is_terminating() {
-                return self.refused(Refusal::terminating());
-            }
-            let handle = match self.shared.registry.get(group) {
-                Some(handle) => handle,
-                None => match reads::presence(&self.shared, group).await {
-                    Ok(Presence::Healthy(_) | Presence::Unhealthy(_)) => {
-                        self.shared.registry.ensure(&self.shared, group)
-                    }
-                    Ok(Presence::NoGroup(reason)) => return self.no_group(group, &request, reason),
-                    Err(refusal) => return self.refused(refusal),
-                },
-            };
-            match handle.inbox.push(request, reply) {
-                Ok(()) => {
-                    // Nobody answers only if the actor crashed in the middle of the turn.
-                    let crashed = || match self.shared.gate.is_terminating() {
-                        true => Err(Refusal::terminating()),
-                        false => Err(Refusal::internal()),
-                    };
-                    return answer.await.unwrap_or_else(|_| crashed());
-                }
-                Err(NotQueued::Full) => {
-                    let capacity = self.shared.settings.mailbox_capacity;
-                    return self.refused(Refusal::overloaded(group, capacity));
-                }
-                Err(NotQueued::Closed(Closed::Terminating, ..)) => {
-                    return self.refused(Refusal::terminating());
-                }
-                Err(NotQueued::Closed(Closed::Gone, request_back, reply_back)) => {
-                    self.shared.registry.forget(group, &handle.inbox);
-                    (request, reply) = (request_back, reply_back);
-                }
-            }
-        }
-        self.refused(Refusal::busy(group))
+    /// Changes a stream's shard count in all of its groups (protocol 6). `only_group`: asked for through one group, which
+    /// must be the stream's only one.
+    ///
+    /// # Errors
+    /// See protocol 8. `ACTIVE_MIGRATION_EXISTS` names the one that runs; after any 503 the migration may be on
+    /// record, and goes on by itself then.
+    pub async fn scale(
+        &self,
+        stream_prefix: &str,
+        only_group: Option<&GroupKey>,
+        request: ScaleRequest,
+    ) -> Result<Scaled, Refusal> {
+        resharding::scale(&self.shared, stream_prefix, only_group, request).await
     }
 
-    fn refused(&self, refusal: Refusal) -> Reply {
-        let reply = Err(refusal);
-        meter::replied(&reply);
-        reply
+    /// Takes a migration back in all groups of the stream (protocol 6).
+    ///
+    /// # Errors
+    /// `MIGRATION_NOT_FOUND`, `ROLLBACK_NOT_ALLOWED` with the reason; see protocol 8 for the rest.
+    pub async fn roll_back(
+        &self,
+        group: &GroupKey,
+        resharding_id: &str,
+        request: RollbackRequest,
+    ) -> Result<MigrationResponse, Refusal> {
+        resharding::roll_back(&self.shared, group, resharding_id, request).await
     }
 
-    fn no_group(&self, group: &GroupKey, request: &Request, reason: &'static str) -> Reply {
-        let reply = Failure::NoGroup(reason).answer(request, group, &self.shared.settings.timing);
-        meter::replied(&reply);
-        reply
+    /// A group's migrations, and what the running one waits for.
+    ///
+    /// # Errors
+    /// As [`Coordinator::group`].
+    pub async fn migrations(&self, group: &GroupKey) -> Result<MigrationsResponse, Refusal> {
+        resharding::migrations(&self.shared, group).await
+    }
+
+    /// One of a group's migrations, and what it waits for.
+    ///
+    /// # Errors
+    /// As [`Coordinator::group`]; `MIGRATION_NOT_FOUND`.
+    pub async fn migration(
+        &self,
+        group: &GroupKey,
+        resharding_id: &str,
+    ) -> Result<MigrationResponse, Refusal> {
+        resharding::migration(&self.shared, group, resharding_id).await
     }
 
     /// A group's record, read from the store after the call; never takes the mutex, never writes.
@@ -287,6 +283,7 @@ impl Coordinator {
         meter::terminating();
         tracing::info!("terminating: running turns finish, nothing new begins");
         self.shared.supervisor.stop();
+        self.shared.resharding.stop();
         for handle in self.shared.registry.handles() {
             handle.inbox.nudge();
         }
@@ -307,7 +304,6 @@ impl Coordinator {
         self.shared.store.kind()
     }
 
-    #[cfg(test)]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

@@ -6,21 +6,20 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rsc_core::Group;
 use rsc_protocol::admin::{CreateGroupRequest, CreateStreamRequest, CreateStreamResponse, GroupResponse};
 use rsc_protocol::names::check_stream_prefix;
 use rsc_protocol::{ErrorCode, GroupKey};
-use rsc_store::{MutexToken, StoreError};
+use rsc_store::MutexToken;
 
 use crate::claim::{self, Claim};
-use crate::index::{Listed, candidates, look_up};
+use crate::index::{Listed, look_up};
 use crate::meter;
 use crate::provisioning::{HeldMutexes, provision};
 use crate::refusal::Refusal;
-use crate::section::Pause;
 use crate::shared::Shared;
+use crate::streams;
 
 /// The longest `requestedBy`, in bytes.
 const MAX_REQUESTED_BY_BYTES: usize = 512;
@@ -170,29 +169,10 @@ pub(crate) fn group_response(groups: &[Group]) -> Result<GroupResponse, Refusal>
 }
 
 async fn locked(shared: &Arc<Shared>, plan: &Plan) -> Result<Vec<Group>, Refusal> {
-    let token = lock(shared, &plan.prefix).await?;
+    let token = streams::lock(shared, &plan.prefix).await?;
     let result = under_the_lock(shared, plan, &token).await;
-    if let Err(error) = shared.store.unlock_stream(&plan.prefix, &token).await {
-        tracing::debug!(prefix = plan.prefix, %error, "the stream's mutex could not be given back; it expires by itself");
-    }
+    streams::unlock(shared, &plan.prefix, &token).await;
     result
-}
-
-async fn lock(shared: &Shared, prefix: &str) -> Result<MutexToken, Refusal> {
-    let deadline = Instant::now() + shared.settings.mutex_acquire_timeout;
-    let mut pause = Pause::new();
-    loop {
-        let token = MutexToken::fresh(&shared.settings.instance_id);
-        match shared.store.lock_stream(prefix, &token).await {
-            Ok(None) => return Ok(token),
-            Ok(Some(_)) if pause.before(deadline).await => {}
-            Ok(Some(_)) => {
-                let message = format!("another creation on stream {prefix} is under way: try again");
-                return Err(Refusal::new(ErrorCode::MutexUnavailable, message));
-            }
-            Err(error) => return Err(Refusal::store_logged(&error, "lock a stream", prefix)),
-        }
-    }
 }
 
 async fn under_the_lock(
@@ -256,12 +236,20 @@ async fn provision_all(shared: &Shared, claims: &[Claim]) -> Result<(), Refusal>
 async fn shard_count(shared: &Shared, plan: &Plan) -> Result<u32, Refusal> {
     let mut count = None;
     let failed = |error| Refusal::store_logged(&error, "look at a stream's groups", &plan.prefix);
-    for candidates in groups_of_prefix(shared, &plan.prefix).await.map_err(failed)? {
+    for candidates in streams::keys_of_prefix(shared, &plan.prefix).await.map_err(failed)? {
         let own = candidates.iter().any(|group| plan.groups.contains(group));
         match look_up(shared, candidates).await.map_err(failed)? {
             Listed::Record { group, .. } if group.stream_prefix() != plan.prefix => {}
             Listed::Record { group, loaded } => {
-                count = Some(count_of(plan, &group, &loaded.group)?);
+                let found = count_of(plan, &group, &loaded.group)?;
+                if count.is_some_and(|count| count != found) {
+                    let message = format!(
+                        "the groups of stream {} have different counts after redis lost writes: they are being brought to one, try again",
+                        plan.prefix
+                    );
+                    return Err(Refusal::new(ErrorCode::ActiveMigrationExists, message));
+                }
+                count = Some(found);
             }
             Listed::Deleted { .. } | Listed::NoGroup => {}
             // The group to be created itself: the claim says what is wrong with it.
@@ -275,23 +263,6 @@ async fn shard_count(shared: &Shared, plan: &Plan) -> Result<u32, Refusal> {
     }
     let default = shared.settings.default_shard_count;
     Ok(count.or(plan.shard_count).unwrap_or(default))
-}
-
-/// Every key that may be a group of this prefix: those of the index, and those that this process knows though
-/// the index may have forgotten them.
-async fn groups_of_prefix(shared: &Shared, prefix: &str) -> Result<Vec<Vec<GroupKey>>, StoreError> {
-    let of_prefix = |group: &GroupKey| group.stream_prefix() == prefix;
-    let entries = shared.store.index().await?;
-    let mut keys: Vec<Vec<GroupKey>> = entries
-        .iter()
-        .map(|entry| candidates(entry))
-        .filter(|candidates| candidates.iter().any(of_prefix))
-        .collect();
-    let known = shared.registry.groups().into_iter().filter(of_prefix);
-    let forgotten: Vec<GroupKey> =
-        known.filter(|group| !keys.iter().any(|candidates| candidates.contains(group))).collect();
-    keys.extend(forgotten.into_iter().map(|group| vec![group]));
-    Ok(keys)
 }
 
 /// The count that an existing group of the prefix dictates.

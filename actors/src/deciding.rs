@@ -119,7 +119,11 @@ pub(crate) fn tell(group: &GroupKey, decision: &Decided) {
             T::Granted { member_id, shards } => {
                 tracing::info!(%group, version, member_id, shards, "shards granted");
             }
-            T::CorrectionBegun { observed_metadata_version } => {
+            // Everybody who has seen the lost writes says so once: one loss, many signs.
+            T::CorrectionBegun { observed_metadata_version, again: true } => {
+                tracing::debug!(%group, version, observed_metadata_version, "a further sign that redis lost writes: the correction round begins anew");
+            }
+            T::CorrectionBegun { observed_metadata_version, again: false } => {
                 tracing::warn!(%group, version, observed_metadata_version, "redis lost writes: correction round begun");
             }
             T::CorrectionEnded {} => tracing::info!(%group, version, "correction round ended"),
@@ -127,6 +131,7 @@ pub(crate) fn tell(group: &GroupKey, decision: &Decided) {
                 tracing::info!(%group, version, member_id, shards, "shards on hold for who reads them from a lost future");
             }
             T::MigrationStep { resharding_id, step, state, shard_count } => {
+                meter::migration_step(step);
                 tracing::info!(%group, version, resharding_id, step, ?state, shard_count, "migration step");
             }
             T::Released { member_id, shards } => {
@@ -135,7 +140,7 @@ pub(crate) fn tell(group: &GroupKey, decision: &Decided) {
         }
     }
     if decision.counts.evidence_of_loss > 0 {
-        tracing::warn!(
+        tracing::debug!(
             %group,
             version,
             requests = decision.counts.evidence_of_loss,

@@ -255,6 +255,7 @@ pub(crate) fn unhealthy(
     wrong: &Refusal,
 ) -> GroupResponse {
     let blank = || GroupResponse {
+        metadata_sync_in_progress: false,
         stream_prefix: group.stream_prefix().to_owned(),
         consumer_group: group.consumer_group().to_owned(),
         state: GroupState::Empty,

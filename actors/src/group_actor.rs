@@ -56,6 +56,8 @@ pub(crate) struct GroupActor {
     tick_due: bool,
     last_tick: Option<Instant>,
     provisioning: Provisioning,
+    /// Whether a correction round was on when the stream's groups were last compared.
+    compared_in_round: Option<bool>,
     _end_notice: EndNotice,
     _running: Running,
 }
@@ -95,6 +97,7 @@ impl GroupActor {
                 tick_due: false,
                 last_tick: None,
                 provisioning: Provisioning::NotNeeded,
+                compared_in_round: None,
                 _running: running,
                 shared,
                 group,
@@ -120,8 +123,13 @@ impl GroupActor {
         let Some(work) = self.next_work() else { return };
         #[cfg(test)]
         self.shared.hooks.before_turn(&work);
-        let Some(memory) = self.memory.take() else { return };
-        self.status.facts().in_turn = true;
+        let Some(mut memory) = self.memory.take() else { return };
+        let mut facts = self.status.facts();
+        facts.in_turn = true;
+        if let Some((at, stamp)) = facts.sighted.take() {
+            memory.watch.sighted(at, &stamp);
+        }
+        drop(facts);
         let (shared, group) = (Arc::clone(&self.shared), self.group.clone());
         let turn = turn::run(shared, group, self.worker, memory, work);
         ctx.spawn(turn.into_actor(self).map(|ended, actor, ctx| actor.turn_ended(ended, ctx)));
@@ -164,6 +172,7 @@ impl GroupActor {
             other if to_provision.is_some() => other,
             _ => Provisioning::NotNeeded,
         };
+        self.watch_stream(&memory);
         self.memory = Some(memory);
         if matches!(after, After::Deleted) {
             // Before the answer leaves: what is asked after it belongs to whatever is created then.
@@ -207,6 +216,9 @@ impl GroupActor {
         facts.in_turn = false;
         facts.exists = memory.exists;
         facts.stamp = memory.stamp().cloned();
+        let live = memory.known.as_ref().map(|known| known.group.live_members().next().is_some());
+        facts.redis_behind_ms = memory.redis_is_behind;
+        facts.has_members = live.unwrap_or(facts.has_members);
         facts.metadata_version = memory.known.as_ref().map(|known| known.group.metadata_version);
         facts.last_turn = Some(took);
         facts.last_batch_size = Some(batch);
@@ -285,6 +297,21 @@ impl GroupActor {
             actor.advance(ctx);
         });
         self.timer = Some(timer);
+    }
+
+    /// Migrations and counts are compared across the prefix when an actor starts, when a correction round begins or
+    /// ends, and while a migration runs (protocol 6).
+    fn watch_stream(&mut self, memory: &Memory) {
+        let Some(seen) = memory.last_seen() else { return };
+        let (runs, in_round) =
+            (seen.group.active_resharding_id.is_some(), seen.group.metadata_correction.is_some());
+        let is_news = self.compared_in_round != Some(in_round);
+        self.compared_in_round = Some(in_round);
+        let prefix = self.group.stream_prefix();
+        // A group that is alone can differ from nobody.
+        if runs || (is_news && self.shared.registry.has_sibling(&self.group)) {
+            self.shared.resharding.watch(&self.shared, prefix, is_news);
+        }
     }
 
     /// Creates the streams of a group whose creation was cut short. Any instance may; doing it twice is fine.

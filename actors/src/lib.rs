@@ -26,16 +26,21 @@
 //! | `rsc_grant_total`, `rsc_release_total`, `rsc_hold_lifted_total` | | shards handed over |
 //! | `rsc_progress_rows_dropped_total` | | progress rows for shards that the member did not report |
 //! | `rsc_evidence_of_loss_total` | | requests that showed that Redis lost writes |
-//! | `rsc_correction_begun_total` | | correction rounds begun, or begun anew |
+//! | `rsc_correction_begun_total`, `rsc_correction_begun_anew_total` | | correction rounds begun; further signs of loss in running ones |
+//! | `rsc_redis_time_behind_total` | | times that Redis time was found behind a record, by a second or more: nothing expires until it has caught up |
 //! | `rsc_metadata_version_regression_total` | | records older than this instance's own last commit |
 //! | `rsc_out_of_service_total` | `cause`: `stalled`, `no_turn`, `time_jumped`, `older_record`, `key_came_back`, `correction_round` | an actor stopped judging members for one lease |
 //! | `rsc_metadata_ttl_found_total` | `group` | turns that found a TTL on the metadata key |
 //! | `rsc_metadata_corrupt_total`, `rsc_metadata_missing_total` | `group` | turns that found no usable record |
 //! | `rsc_invariant_violation_total` | `invariant` | invariants that did not hold after a decision |
 //! | `rsc_decide_panic_total` | | panics of the state machine |
-//! | `rsc_lifecycle_total` | `operation`: `create`, `delete`; `outcome`: `done`, `refused`, `undone` | groups created and deleted |
+//! | `rsc_lifecycle_total` | `operation`: `create`, `delete`, `scale`, `rollback`; `outcome`: `done`, `refused`, `undone` | what operators asked for |
+//! | `rsc_migration_step_total` | `step`: the names of [`rsc_core::MigrationStep::name`] | steps of migrations recorded in one group each |
+//! | `rsc_migration_pass_total` | `outcome`: `done`, `failed` | passes over a stream whose migration runs |
+//! | `rsc_shard_delete_total` | `outcome`: `deleted`, `kept` | attempts to delete a removed shard's key |
 //! | `rsc_provision_total` | `outcome`: `done`, `failed` | groups whose streams were created |
 //! | `rsc_index_refresh_total` | `outcome`: `done`, `failed` | passes over the index |
+//! | `rsc_stream_read_total` | `question`: `offsets`, `consumption`, `messages`, `history`; `outcome`: `done`, `failed`, `overloaded` | monitoring reads of streams that went to the store |
 //! | `rsc_terminating` | | gauge: 1 once terminating |
 
 mod batch;
@@ -55,11 +60,15 @@ mod reads;
 mod redis_clock;
 mod refusal;
 mod registry;
+mod resharding;
 mod section;
 mod service_watch;
 mod settings;
 mod shared;
 mod status;
+mod stream_reads;
+mod streams;
+mod submit;
 mod supervisor;
 mod turn;
 mod watchdog;
@@ -71,5 +80,7 @@ mod tests;
 pub use coordinator::Coordinator;
 pub use reads::GroupList;
 pub use refusal::Refusal;
+pub use resharding::Scaled;
 pub use settings::CoordinatorSettings;
 pub use status::ActorStatus;
+pub use stream_reads::MessagesQuery;

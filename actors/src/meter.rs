@@ -68,7 +68,8 @@ pub(crate) fn decided(counts: &Counts) {
         ("rsc_grant_total", counts.grants),
         ("rsc_release_total", counts.releases),
         ("rsc_hold_lifted_total", counts.holds_lifted),
-        ("rsc_correction_begun_total", counts.corrections_begun),
+        ("rsc_correction_begun_total", counts.corrections_begun - counts.corrections_begun_anew),
+        ("rsc_correction_begun_anew_total", counts.corrections_begun_anew),
     ] {
         if number > 0 {
             counter!(name).increment(number);
@@ -83,6 +84,11 @@ pub(crate) fn decided(counts: &Counts) {
 /// An invariant did not hold after a decision.
 pub(crate) fn violated(violation: &Violation) {
     counter!("rsc_invariant_violation_total", "invariant" => violation.invariant).increment(1);
+}
+
+/// Redis time was found behind a record.
+pub(crate) fn redis_time_behind() {
+    counter!("rsc_redis_time_behind_total").increment(1);
 }
 
 /// This instance went out of service for a group.
@@ -143,4 +149,25 @@ pub(crate) fn provisioned(groups: usize, succeeded: bool) {
 pub(crate) fn index_refreshed(succeeded: bool) {
     let outcome = if succeeded { "done" } else { "failed" };
     counter!("rsc_index_refresh_total", "outcome" => outcome).increment(1);
+}
+
+/// A step of a migration was recorded.
+pub(crate) fn migration_step(step: &'static str) {
+    counter!("rsc_migration_step_total", "step" => step).increment(1);
+}
+
+/// One pass over a stream with a migration.
+pub(crate) fn migration_pass(outcome: &'static str) {
+    counter!("rsc_migration_pass_total", "outcome" => outcome).increment(1);
+}
+
+/// An attempt to delete the key of a removed shard.
+pub(crate) fn shard_deleted(deleted: bool) {
+    let outcome = if deleted { "deleted" } else { "kept" };
+    counter!("rsc_shard_delete_total", "outcome" => outcome).increment(1);
+}
+
+/// A monitoring read of streams has come back from the store, or never got there.
+pub(crate) fn stream_read(question: &'static str, outcome: &'static str) {
+    counter!("rsc_stream_read_total", "question" => question, "outcome" => outcome).increment(1);
 }

@@ -18,12 +18,17 @@ struct Sample {
 }
 
 /// Finds out whether Redis time gained more than a tenth of a lease on the monotonic clock within the last
-/// lease. Only what is certain counts: the true offset lies between bounds that the round trip sets.
+/// lease, in one jump or in many. The gain between two round trips counts as far as it is certain: from the
+/// beginning of the first to the end of the second. That is what the promise needs, as a member counts its lease
+/// from before the first, and nobody is granted anything before the second has ended.
+///
+/// Redis time is taken in the whole milliseconds that records are made of.
 #[derive(Clone, Debug)]
 pub(crate) struct RedisClock {
     lease: Duration,
     origin: Instant,
-    /// Oldest first; the last one stays however old it gets.
+    /// Oldest first. Exactly one of them is older than a lease, once there has been one: a jump is measured from
+    /// before the oldest lease that still runs, however seldom this actor looks.
     samples: VecDeque<Sample>,
 }
 
@@ -35,10 +40,9 @@ impl RedisClock {
     /// Takes in that Redis said `redis` in a round trip from `before` to `after`; `true` if time has jumped.
     /// After a jump the new time is the one to compare with.
     pub(crate) fn observe(&mut self, before: Instant, after: Instant, redis: Timestamp) -> bool {
-        // Redis told whole milliseconds: its time was in `redis ..= redis + 1 ms`.
         let redis_us = redis.as_millis().saturating_mul(1_000);
         let lower_bound_us = redis_us.saturating_sub(self.since_origin(after));
-        let upper_bound_us = redis_us.saturating_add(1_000).saturating_sub(self.since_origin(before));
+        let upper_bound_us = redis_us.saturating_sub(self.since_origin(before));
         let jumped = self.gained_for_certain(after, lower_bound_us);
         if jumped {
             self.samples.clear();
@@ -53,12 +57,12 @@ impl RedisClock {
     }
 
     fn gained_for_certain(&self, now: Instant, lower_bound_us: i64) -> bool {
-        let tenth_us = self.lease.as_micros() / 10;
+        let micros = |length: Duration| i128::try_from(length.as_micros()).unwrap_or(i128::MAX);
+        // Drift counts like jumps as long as it cannot be much. An actor that knows of a live member looks once
+        // a lease; what it has missed after a longer time is not this clock's to tell.
         let allowed = |age: Duration| {
-            let drift =
-                if age > self.lease { i128::try_from(age.as_micros()).unwrap_or(i128::MAX) } else { 0 };
-            i128::try_from(tenth_us).unwrap_or(i128::MAX)
-                + drift.saturating_mul(DRIFT_PER_MILLION) / 1_000_000
+            let drift = micros(age.saturating_sub(2 * self.lease));
+            micros(self.lease) / 10 + drift.saturating_mul(DRIFT_PER_MILLION) / 1_000_000
         };
         self.samples.iter().any(|sample| {
             let gained = i128::from(lower_bound_us) - i128::from(sample.upper_bound_us);
@@ -73,11 +77,8 @@ impl RedisClock {
             }
             _ => self.samples.push_back(Sample { first: now, upper_bound_us }),
         }
-        while self.samples.len() > 1
-            && self.samples.front().is_some_and(|oldest| {
-                now.saturating_duration_since(oldest.first) > self.lease + self.lease / PARTS
-            })
-        {
+        let is_old = |sample: &Sample| now.saturating_duration_since(sample.first) >= self.lease;
+        while self.samples.get(1).is_some_and(is_old) {
             self.samples.pop_front();
         }
     }
@@ -139,6 +140,35 @@ mod tests {
         assert_eq!(jumps.count(), 1);
     }
 
+    /// Nothing happens for six leases, then 90 ms are gained every 500 ms: noticed as soon as that exceeds a tenth
+    /// within a lease and somebody looks, and not before.
+    #[test]
+    fn the_sum_of_small_steps_within_a_lease_stays_under_a_tenth_however_seldom_it_is_looked() {
+        let gained = |at: u64| i64::try_from(at.saturating_sub(90_000) / 500).unwrap() * 90;
+        for every in [40, 700, 900, 1_000, 3_000, 7_000, 14_000, 15_000, 16_000] {
+            let mut bench = Bench::new();
+            let noticed = (1..).map(|look| look * every).take_while(|at| *at < 130_000).find(|at| {
+                let lately = gained(*at) - gained(at.saturating_sub(15_000));
+                let noticed = bench.sees(*at, 0, gained(*at));
+                assert!(noticed || lately <= 1_500, "{lately} ms gained at {at}, looked every {every} ms");
+                noticed
+            });
+            let noticed = noticed.unwrap_or_else(|| panic!("never noticed, looked every {every} ms"));
+            assert!(gained(noticed) > 1_500, "noticed at {noticed}, looked every {every} ms");
+        }
+    }
+
+    /// The last look before the first step counts, even if it is long ago: who looks once a lease must not
+    /// forget it at the look after.
+    #[test]
+    fn steps_on_both_sides_of_a_look_add_up() {
+        let mut bench = Bench::new();
+        assert!(!bench.sees(1_000, 0, 0));
+        assert!(!bench.sees(16_000, 0, 1_400), "the first step");
+        assert!(!bench.sees(17_500, 0, 1_400), "the first look is more than a lease ago");
+        assert!(bench.sees(27_000, 0, 2_800), "the second step, within a lease of the first");
+    }
+
     #[test]
     fn small_steps_over_many_leases_are_drift() {
         let mut bench = Bench::new();
@@ -177,6 +207,9 @@ mod tests {
         assert!(!bench.sees(1_000, 2, 0));
         // A thousandth of an hour is 3.6 s, beside the tenth of a lease.
         assert!(!bench.sees(hour, 2, 5_000));
+        let mut bench = Bench::new();
+        assert!(!bench.sees(1_000, 2, 0));
+        assert!(bench.sees(30_900, 2, 1_510), "none within two leases");
         let mut bench = Bench::new();
         assert!(!bench.sees(1_000, 2, 0));
         assert!(bench.sees(hour, 2, 5_200));

@@ -49,6 +49,12 @@ impl Registry {
         self.actors.iter().map(|entry| entry.key().clone()).collect()
     }
 
+    /// Whether another group of the same stream prefix has an actor.
+    pub(crate) fn has_sibling(&self, group: &GroupKey) -> bool {
+        let is_sibling = |other: &GroupKey| other != group && other.stream_prefix() == group.stream_prefix();
+        self.actors.iter().any(|entry| is_sibling(entry.key()))
+    }
+
     /// Every actor's handle.
     pub(crate) fn handles(&self) -> Vec<Handle> {
         self.actors.iter().map(|entry| entry.value().clone()).collect()

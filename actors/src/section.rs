@@ -155,13 +155,29 @@ fn judge_service(
     for cause in causes.into_iter().flatten() {
         report(group, cause);
     }
+    judge_clock(group, memory, now);
 }
+
+/// Redis time that runs behind the record expires nobody (protocol 2), and while it lasts nothing else ends either:
+/// people must be told.
+fn judge_clock(group: &GroupKey, memory: &mut Memory, now: Timestamp) {
+    let recorded = memory.known.as_ref().map(|known| known.group.updated_at);
+    let behind = recorded.map(|at| at.since(now)).filter(|behind| *behind >= WORTH_TELLING_MS);
+    if let Some(behind_ms) = behind.filter(|_| memory.redis_is_behind.is_none()) {
+        meter::redis_time_behind();
+        tracing::warn!(%group, behind_ms, "redis time is behind what was recorded: no lease, hold or round ends until it has caught up; compare the clocks of the redis servers");
+    }
+    memory.redis_is_behind = behind;
+}
+
+/// How far Redis time may be behind a record without anybody being told, in milliseconds.
+const WORTH_TELLING_MS: i64 = 1_000;
 
 pub(crate) fn report(group: &GroupKey, cause: OutOfService) {
     meter::out_of_service(cause);
     let cause_label = cause.label();
     if cause == OutOfService::OlderRecord {
-        tracing::error!(%group, cause = cause_label, "redis lost writes: the record is older than this instance's last commit; nobody is expired for one lease");
+        tracing::error!(%group, cause = cause_label, "redis lost writes: the record is older than what this instance has committed or seen; nobody is expired for one lease");
     } else {
         tracing::warn!(%group, cause = cause_label, "out of service: nobody is expired for one lease");
     }

@@ -21,7 +21,7 @@ pub(crate) enum OutOfService {
     NoTurn,
     /// Redis time jumped forward.
     TimeJumped,
-    /// The record is older than this actor's own last commit.
+    /// The record is older than what this actor has committed or seen.
     OlderRecord,
     /// The key was gone and came back.
     KeyCameBack,
@@ -54,7 +54,10 @@ pub(crate) struct ServiceWatch {
     trying_since: Option<Instant>,
     /// The latest stall that has been taken into account.
     stall: Option<Instant>,
-    own_commit: Option<Stamp>,
+    /// This actor's last commit, and when it was made.
+    own_commit: Option<(Stamp, Instant)>,
+    /// The latest state that this actor, or the supervisor for it, has seen stored.
+    seen: Option<Stamp>,
     key_was_missing: bool,
     clock: RedisClock,
 }
@@ -69,6 +72,7 @@ impl ServiceWatch {
             trying_since: None,
             stall: None,
             own_commit: None,
+            seen: None,
             key_was_missing: false,
             clock: RedisClock::new(lease, now),
         }
@@ -121,14 +125,38 @@ impl ServiceWatch {
         Some(self.out_of_service(after, OutOfService::TimeJumped))
     }
 
-    /// The record was found with this stamp. No successor of this actor's own last commit: Redis lost writes.
+    /// The record was found with this stamp. No successor of what this actor has committed or seen before: Redis lost
+    /// writes.
     pub(crate) fn found(&mut self, now: Instant, stamp: &Stamp) -> Option<OutOfService> {
         let came_back = std::mem::take(&mut self.key_was_missing);
-        if self.own_commit.as_ref().is_some_and(|own| !is_successor(stamp, own)) {
+        if self.seen.as_ref().is_some_and(|seen| !is_successor(stamp, seen)) {
             self.own_commit = None;
+            self.seen = Some(stamp.clone());
             return Some(self.out_of_service(now, OutOfService::OlderRecord));
         }
+        self.saw(now, stamp);
         came_back.then(|| self.out_of_service(now, OutOfService::KeyCameBack))
+    }
+
+    /// The supervisor saw this state stored, at `at`. Nothing, if it is older than what is known by now.
+    pub(crate) fn sighted(&mut self, at: Instant, stamp: &Stamp) {
+        if self.seen.as_ref().is_some_and(|seen| is_successor(stamp, seen)) {
+            self.saw(at, stamp);
+        }
+    }
+
+    /// While another instance serves the group and this one commits nothing, Redis can lose many of the other's
+    /// lease renewals, and what is left looks to this one like what it has always known. So it judges nobody before
+    /// a lease has passed since the other was last seen at work, and the time in which it may have gone on unseen.
+    fn saw(&mut self, at: Instant, stamp: &Stamp) {
+        let is_news = self.seen.as_ref().is_some_and(|seen| seen != stamp);
+        let own = self.own_commit.as_ref();
+        let is_own = own.is_some_and(|(own, _)| own == stamp);
+        let is_idle = own.is_none_or(|(_, made)| at.saturating_duration_since(*made) > self.lease);
+        if is_news && !is_own && is_idle {
+            self.judges_from = self.judges_from.max(at + self.lease + look_interval(self.lease));
+        }
+        self.seen = Some(stamp.clone());
     }
 
     /// A correction round is on that is younger than one lease. `Some` when that is news.
@@ -146,12 +174,14 @@ impl ServiceWatch {
     /// The group does not exist: what comes under its name succeeds nothing.
     pub(crate) fn group_gone(&mut self) {
         self.own_commit = None;
+        self.seen = None;
         self.key_was_missing = false;
     }
 
     /// This actor's own write was applied.
-    pub(crate) fn committed(&mut self, stamp: &Stamp) {
-        self.own_commit = Some(stamp.clone());
+    pub(crate) fn committed(&mut self, now: Instant, stamp: &Stamp) {
+        self.own_commit = Some((stamp.clone(), now));
+        self.seen = Some(stamp.clone());
     }
 
     /// Whether members may be expired, fenced for slowness and pruned.
@@ -168,6 +198,12 @@ impl ServiceWatch {
     pub(crate) fn in_service_from(&self) -> Instant {
         self.judges_from
     }
+}
+
+/// How often an instance looks at what others record in a group that it does not serve itself: a third of a lease, so
+/// that no loss of more than that goes unnoticed.
+pub(crate) fn look_interval(lease: Duration) -> Duration {
+    lease / 3
 }
 
 #[cfg(test)]

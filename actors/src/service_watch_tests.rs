@@ -139,8 +139,8 @@ fn what_is_older_than_the_own_last_commit_is_a_loss() {
         (stamp(6, 3, "x"), false),
     ] {
         let mut bench = in_service();
-        bench.watch.committed(&stamp(5, 9, "own"));
         let now = bench.at(0);
+        bench.watch.committed(now, &stamp(5, 9, "own"));
         let expected = older.then_some(OutOfService::OlderRecord);
         assert_eq!(bench.watch.found(now, &found), expected, "{found:?}");
         assert_eq!(bench.watch.may_expire(now), !older, "{found:?}");
@@ -149,9 +149,67 @@ fn what_is_older_than_the_own_last_commit_is_a_loss() {
 }
 
 #[test]
-fn without_an_own_commit_no_record_is_old() {
+fn without_anything_seen_no_record_is_old() {
     let mut bench = in_service();
     assert_eq!(bench.watch.found(bench.at(0), &stamp(1, 0, "")), None);
+}
+
+#[test]
+fn what_another_has_committed_and_is_gone_again_is_a_loss_too() {
+    for sighted in [false, true] {
+        let mut bench = in_service();
+        let now = bench.at(0);
+        bench.watch.committed(now, &stamp(5, 9, "own"));
+        // By a turn of this actor, or by the supervisor.
+        match sighted {
+            true => bench.watch.sighted(now, &stamp(5, 12, "other")),
+            false => assert_eq!(bench.watch.found(now, &stamp(5, 12, "other")), None),
+        }
+        assert!(bench.watch.may_expire(now));
+        assert_eq!(bench.watch.found(now, &stamp(5, 9, "own")), Some(OutOfService::OlderRecord));
+        assert!(!bench.watch.may_expire(now));
+    }
+}
+
+#[test]
+fn an_old_sighting_says_nothing() {
+    let mut bench = in_service();
+    let now = bench.at(0);
+    bench.watch.committed(now, &stamp(5, 12, "own"));
+    bench.watch.sighted(now, &stamp(5, 9, "before"));
+    assert_eq!(bench.watch.found(now, &stamp(5, 12, "own")), None);
+    assert!(bench.watch.may_expire(now));
+}
+
+/// The other's last renewals may be lost, and nothing of that can be seen here.
+#[test]
+fn who_only_watches_another_serve_judges_nobody_for_a_lease_and_a_look() {
+    let mut bench = in_service();
+    let look = look_interval(LEASE);
+    bench.watch.committed(bench.at(0), &stamp(5, 9, "own"));
+    let later = bench.at(0) + LEASE + Duration::from_millis(1);
+    bench.watch.sighted(later, &stamp(5, 10, "other"));
+    assert!(!bench.watch.may_expire(later + LEASE + look - Duration::from_millis(1)));
+    assert!(bench.watch.may_expire(later + LEASE + look));
+    // Unchanged since: the wait does not begin anew.
+    let later = later + LEASE;
+    assert_eq!(bench.watch.found(later, &stamp(5, 10, "other")), None);
+    assert!(bench.watch.may_expire(later + look));
+}
+
+#[test]
+fn who_serves_too_or_alone_judges() {
+    let mut bench = in_service();
+    let mut at = bench.at(0);
+    bench.watch.committed(at, &stamp(5, 9, "own"));
+    at += LEASE;
+    assert_eq!(bench.watch.found(at, &stamp(5, 10, "other")), None);
+    assert!(bench.watch.may_expire(at), "the last own commit is a lease old, and no older");
+    at += LEASE;
+    bench.watch.committed(at, &stamp(5, 11, "own"));
+    at += LEASE * 10;
+    assert_eq!(bench.watch.found(at, &stamp(5, 11, "own")), None);
+    assert!(bench.watch.may_expire(at), "an idle group is no stall");
 }
 
 #[test]
@@ -167,7 +225,7 @@ fn a_key_that_comes_back_is_out_of_service_from_then() {
 #[test]
 fn what_is_created_after_the_group_was_gone_is_compared_with_nothing() {
     let mut bench = in_service();
-    bench.watch.committed(&stamp(9, 9, "own"));
+    bench.watch.committed(bench.at(0), &stamp(9, 9, "own"));
     bench.watch.key_missing();
     bench.watch.group_gone();
     let now = bench.at(0);

@@ -7,7 +7,9 @@ use rsc_store::GroupStore;
 
 use crate::gate::Gate;
 use crate::registry::Registry;
+use crate::resharding::Resharding;
 use crate::settings::CoordinatorSettings;
+use crate::stream_reads::StreamReads;
 use crate::supervisor::SupervisorLink;
 use crate::watchdog::Watchdog;
 use crate::workers::Workers;
@@ -21,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) workers: Workers,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) supervisor: SupervisorLink,
+    pub(crate) resharding: Resharding,
+    pub(crate) stream_reads: StreamReads,
     pub(crate) started: Instant,
     /// Lets tests make a decision or an actor panic.
     #[cfg(test)]

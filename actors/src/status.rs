@@ -51,6 +51,9 @@ pub struct ActorStatus {
     pub restarts: u64,
     /// Members may be expired (protocol 4.1.1).
     pub in_service: bool,
+    /// How far Redis time is behind what is recorded, in milliseconds: nothing ends until it has caught up. `null`: it
+    /// is not, or by less than a second.
+    pub redis_time_behind_ms: Option<i64>,
     /// Why the actor is `UNHEALTHY`.
     pub error_code: Option<ErrorCode>,
     /// The same for people.
@@ -64,6 +67,11 @@ pub(crate) struct Facts {
     pub(crate) exists: bool,
     pub(crate) in_turn: bool,
     pub(crate) stamp: Option<Stamp>,
+    /// What the supervisor has seen stored since the last turn, and when.
+    pub(crate) sighted: Option<(std::time::Instant, Stamp)>,
+    pub(crate) redis_behind_ms: Option<i64>,
+    /// The group had live members in the last turn.
+    pub(crate) has_members: bool,
     pub(crate) metadata_version: Option<u64>,
     pub(crate) last_turn_at: Option<Timestamp>,
     pub(crate) last_turn: Option<Duration>,
@@ -111,6 +119,7 @@ impl StatusCell {
             conflicts: facts.conflicts,
             unknown_outcomes: facts.unknown_outcomes,
             restarts: facts.restarts,
+            redis_time_behind_ms: facts.redis_behind_ms,
             in_service: facts.in_service_from.is_some_and(|from| std::time::Instant::now() >= from),
             error_code: facts.health.as_ref().map(|refusal| refusal.code),
             message: facts.health.map(|refusal| refusal.message),
@@ -142,6 +151,7 @@ impl ActorStatus {
             unknown_outcomes: 0,
             restarts: 0,
             in_service: false,
+            redis_time_behind_ms: None,
             error_code: None,
             message: None,
         }

@@ -2,16 +2,18 @@
 //! actors that crashed.
 
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 use futures_util::StreamExt;
-use rsc_core::{LoadError, record};
+use rsc_core::{LoadError, is_successor, record};
 use rsc_protocol::GroupKey;
 use rsc_store::{Found, StoreError};
 
 use crate::gate::Running;
 use crate::index::{Listed, candidates, look_up};
 use crate::meter;
+use crate::service_watch::look_interval;
 use crate::shared::Shared;
 
 /// Reads of the store that one pass makes at a time.
@@ -115,6 +117,26 @@ impl Supervisor {
             ctx.run_later(interval, Supervisor::refresh);
         }));
     }
+
+    /// One look at the groups that had members when their actors last looked, as a task of its own too.
+    fn look(&mut self, ctx: &mut Context<Self>) {
+        if self.shared.gate.is_terminating() {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let pass = actix_rt::spawn(async move {
+            let has_members = |group: &GroupKey| {
+                shared.registry.get(group).is_some_and(|handle| handle.status.facts().has_members)
+            };
+            look(&shared, shared.registry.groups().into_iter().filter(has_members)).await;
+        });
+        ctx.spawn(pass.into_actor(self).map(|result, actor, ctx| {
+            if let Err(error) = result {
+                tracing::error!(%error, "a look at the groups panicked");
+            }
+            ctx.run_later(look_interval(actor.shared.lease()), Supervisor::look);
+        }));
+    }
 }
 
 impl Actor for Supervisor {
@@ -125,6 +147,7 @@ impl Actor for Supervisor {
             return ctx.stop();
         }
         self.refresh(ctx);
+        ctx.run_later(look_interval(self.shared.lease()), Supervisor::look);
     }
 }
 
@@ -162,7 +185,51 @@ async fn refresh(shared: Arc<Shared>) -> Result<(), StoreError> {
             async move { recall(&shared, &group).await }
         })
         .await;
+    look(&shared, shared.registry.groups().into_iter().filter(|group| indexed.contains(group))).await;
     Ok(())
+}
+
+/// Looks at what others have recorded in these groups since this instance last did.
+async fn look(shared: &Arc<Shared>, groups: impl Iterator<Item = GroupKey>) {
+    futures_util::stream::iter(groups)
+        .for_each_concurrent(PARALLEL_READS, |group| {
+            let shared = Arc::clone(shared);
+            async move { look_at(&shared, &group).await }
+        })
+        .await;
+}
+
+/// If the instance that serves a group dies and nobody speaks, this one must know what time alone has to do, that a
+/// migration is under way, and what Redis had before it lost writes. A structural change wakes the actor; that
+/// leases were renewed is only remembered.
+async fn look_at(shared: &Arc<Shared>, group: &GroupKey) {
+    let Some(handle) = shared.registry.get(group) else { return };
+    if handle.status.facts().in_turn {
+        return;
+    }
+    let at = Instant::now();
+    let stored = match shared.store.stamp(group).await {
+        Ok(Some(stored)) => stored,
+        // What is missing or cannot be read is found out by who asks.
+        Ok(None) => return,
+        Err(error) => return tracing::debug!(%group, %error, "could not look whether a group has moved"),
+    };
+    let mut facts = handle.status.facts();
+    let Some(remembered) = facts.sighted.as_ref().map(|(_, stamp)| stamp).or(facts.stamp.as_ref()) else {
+        return;
+    };
+    if *remembered == stored {
+        return;
+    }
+    let is_later = is_successor(&stored, remembered);
+    let wakes = !is_later || stored.revision != facts.stamp.as_ref().map_or(0, |stamp| stamp.revision);
+    if is_later {
+        facts.sighted = Some((at, stored));
+    }
+    drop(facts);
+    if wakes {
+        handle.inbox.nudge();
+    }
 }
 
 /// An entry of the index without an actor: a group that another instance created, or a phantom.

@@ -236,7 +236,7 @@ async fn attempt(
     };
     if let Some(pending) = pending {
         if pending.is_stored(&known.group, &known.stamp) {
-            memory.watch.committed(&known.stamp);
+            memory.watch.committed(Instant::now(), &known.stamp);
             memory.lost_writes = None;
             memory.known = Some(known);
             bench.leave(memory, token).await;
@@ -278,7 +278,7 @@ async fn attempt(
     match outcome {
         Outcome::Applied(stamp) => {
             meter::committed("applied");
-            memory.watch.committed(&stamp);
+            memory.watch.committed(Instant::now(), &stamp);
             memory.lost_writes = None;
             tally.committed_at = Some(now);
             let stray_live = if write.kind == WriteKind::LeaseOnly { known.stray_live } else { Vec::new() };

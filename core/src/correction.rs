@@ -1,9 +1,9 @@
 //! The correction round: Redis lost writes, and everybody is brought back to what it still has (protocol 5).
 
 use rsc_protocol::heartbeat::{EPOCH_JOIN, EPOCH_LEAVE};
-use rsc_protocol::{HeartbeatRequest, Status, Timestamp};
+use rsc_protocol::{HeartbeatRequest, PROTOCOL_VERSION, Status, Timestamp};
 
-use crate::decide::Answer;
+use crate::decide::{Answer, Command};
 use crate::group::{Correction, CorrectionStarter, Group, HoldCause};
 use crate::member::Member;
 use crate::settings::{Settings, millis};
@@ -55,17 +55,7 @@ pub(crate) fn is_of_another_group(turn: &Turn<'_>, request: &HeartbeatRequest) -
 /// Acts on evidence: begins a round or, inside one, lets it begin anew; not for an unknown member's
 /// implausible version, nor for a (member, instance) that has done so and not synchronised since.
 pub(crate) fn begin_for(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
-    if is_of_another_group(turn, request) {
-        return;
-    }
-    let is_starter =
-        turn.group.correction_starters.iter().any(|starter| {
-            starter.member_id == request.member_id && starter.instance_id == request.instance_id
-        });
-    if is_starter && !planted!(StartersForgotten) {
-        return;
-    }
-    if has_begun_too_many(turn, request) {
+    if !may_begin(turn, request) {
         return;
     }
     turn.group.correction_starters.push(CorrectionStarter {
@@ -76,11 +66,36 @@ pub(crate) fn begin_for(turn: &mut Turn<'_>, request: &HeartbeatRequest) {
     begin(turn, request.metadata_version);
 }
 
+fn may_begin(turn: &Turn<'_>, request: &HeartbeatRequest) -> bool {
+    let is_starter =
+        turn.group.correction_starters.iter().any(|starter| {
+            starter.member_id == request.member_id && starter.instance_id == request.instance_id
+        });
+    !is_of_another_group(turn, request)
+        && (!is_starter || planted!(StartersForgotten))
+        && !has_begun_too_many(turn, request)
+}
+
+/// Whether a round is about to begin, or to begin anew, by what waits in this very turn: then maintenance, which comes
+/// first, judges nobody (4.1.1, *began a correction round*). What was lost may be the renewals of everybody.
+pub(crate) fn is_about_to_begin(turn: &Turn<'_>, commands: &[Command]) -> bool {
+    commands.iter().any(|command| match command {
+        Command::LostWrites { .. } => true,
+        Command::Heartbeat { path_member_id, request } => {
+            *path_member_id == request.member_id
+                && request.protocol_version == PROTOCOL_VERSION
+                && evidence(turn, request).is_some()
+                && may_begin(turn, request)
+        }
+        _ => false,
+    })
+}
+
 /// Whoever invents a new name with each message must not keep a group in a young round for ever, nor fill the
 /// record: what members that are not on record, or ever new incarnations of one that is, show beyond these
 /// numbers within the retention is counted and begins nothing. The actor and the members still do.
 fn has_begun_too_many(turn: &Turn<'_>, request: &HeartbeatRequest) -> bool {
-    const BY_STRANGERS: usize = 64;
+    const BY_STRANGERS: usize = 8;
     const BY_INCARNATIONS_OF_ONE: usize = 16;
     let starters = turn.group.correction_starters.iter();
     match turn.member(&request.member_id) {
@@ -102,6 +117,7 @@ pub(crate) fn begin(turn: &mut Turn<'_>, observed: u64) {
     }
     let (now, version) = (turn.now, turn.group.metadata_version);
     let running = turn.group.metadata_correction.take();
+    let again = running.is_some();
     // The instant names the round; a round that begins anew needs another name.
     let requested_at = running.as_ref().map_or(now, |round| now.max(round.requested_at.plus(1)));
     let observed = running.as_ref().map_or(0, |round| round.observed_metadata_version).max(observed);
@@ -115,7 +131,8 @@ pub(crate) fn begin(turn: &mut Turn<'_>, observed: u64) {
     });
     turn.structural = true;
     turn.counts.corrections_begun += 1;
-    turn.note(Transition::CorrectionBegun { observed_metadata_version: observed.max(version) });
+    turn.counts.corrections_begun_anew += u64::from(again);
+    turn.note(Transition::CorrectionBegun { observed_metadata_version: observed.max(version), again });
 }
 
 /// Whether a round is on.

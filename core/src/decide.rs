@@ -95,7 +95,8 @@ impl Answer {
 #[must_use]
 pub fn decide(group: Group, stray_live: &[String], commands: &[Command], context: &Context) -> Decision {
     let mut turn = Turn::new(group, context);
-    maintenance::run(&mut turn);
+    let loss_is_known = correction::is_about_to_begin(&turn, commands);
+    maintenance::run(&mut turn, loss_is_known);
     let answers: Vec<Option<Answer>> = commands
         .iter()
         .map(|command| match command {

@@ -29,6 +29,8 @@ mod planting {
     /// A rule of the protocol that is left out.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Fault {
+        /// 2, 4: members are told the whole lease, without what may go unnoticed.
+        LeaseToldWhole,
         /// 4.2: *granted* does not count as held.
         GrantIgnoresGranted,
         /// 4.3: grants are made although the shard is on hold.
@@ -108,6 +110,7 @@ mod planting {
     impl Fault {
         /// Every fault, in the order of the protocol.
         pub const ALL: &[Fault] = &[
+            Fault::LeaseToldWhole,
             Fault::GrantIgnoresGranted,
             Fault::HoldsSkipped,
             Fault::HoldOnlyWhatWasToBeDrained,

@@ -297,6 +297,7 @@ impl Group {
             store_revision: self.store_revision,
             live_members: self.live_members().count(),
             healthy: true,
+            metadata_sync_in_progress: self.metadata_correction.is_some(),
             error_code: None,
             message: None,
             created_at: self.created_at,

@@ -98,7 +98,7 @@ fn reading_until(group: &Group) -> Timestamp {
 ///
 /// # Errors
 /// `METADATA_SYNC_IN_PROGRESS` while a correction round is on (protocol 5): what remained would lie below what
-/// members have seen. `GROUP_HAS_ACTIVE_MEMBERS` while members are live, unless forced.
+/// members have seen. `ACTIVE_MIGRATION_EXISTS` while a migration of the stream runs, and `GROUP_HAS_ACTIVE_MEMBERS` while members are live, unless forced.
 pub fn delete(
     group: &Group,
     stamp: &Stamp,
@@ -111,6 +111,14 @@ pub fn delete(
             group.key
         );
         return Err((ErrorCode::MetadataSyncInProgress, message));
+    }
+    if let Some(migration) = group.active_resharding_id.as_deref().filter(|_| !force) {
+        let message = format!(
+            "migration {migration} of stream {} is running, and group {} is part of it: wait for its end, roll it back, or delete with \"force\": true",
+            group.key.stream_prefix(),
+            group.key
+        );
+        return Err((ErrorCode::ActiveMigrationExists, message));
     }
     let live = group.live_members().count();
     if live > 0 && !force {

@@ -15,13 +15,15 @@ const TERMINAL_REMEMBERED: usize = 1_000;
 
 /// Expires live members whose lease is over, fences stuck drainers, prunes old terminal members, unless this
 /// instance has been out of service; keeps the recorded routing lease true (protocol 7).
-pub(crate) fn run(turn: &mut Turn<'_>) {
+///
+/// `loss_is_known`: this very turn will begin a correction round.
+pub(crate) fn run(turn: &mut Turn<'_>, loss_is_known: bool) {
     // A young round is the sign of a loss that took lease renewals with it (protocol 4.1.1).
     let is_young = correction::is_young(turn) && !planted!(YoungRoundExpires);
     // Time that runs backwards expires nobody (protocol 2): the record's last instant, which stands in for it, may
     // lie hours after the last word of everybody.
     let runs_backwards = turn.context.now < turn.now;
-    if turn.context.may_expire && !is_young && !runs_backwards {
+    if turn.context.may_expire && !is_young && !loss_is_known && !runs_backwards {
         expire(turn);
         fence_stuck_drainers(turn);
         correction::fence_stuck(turn);

@@ -58,7 +58,7 @@ pub struct Live {
     pub last_heartbeat_at: Timestamp,
     /// When the member expires unless it is heard before. Never moves backwards within an incarnation.
     pub member_lease_expires_at: Timestamp,
-    /// The lease the member was told, in milliseconds.
+    /// The lease that the member was given, in milliseconds; it is told [`crate::settings::told_lease_ms`] of it.
     pub member_lease_ttl_ms: u64,
     /// The highest sequence applied from the accepted incarnation.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -34,6 +34,16 @@ impl Default for Settings {
     }
 }
 
+/// What a member whose recorded lease is `lease_ttl_ms` long is told (`assignmentLeaseMs`, protocol 4), in
+/// milliseconds: nine tenths of it, rounded down. The member stops by this, the coordinators count the whole
+/// lease. In between lies what they cannot notice (protocol 2): Redis time that jumps, or runs fast, by up to a
+/// tenth of a lease ends the recorded lease so much early, and the clocks that the member and the instances
+/// count by may drift.
+#[must_use]
+pub fn told_lease_ms(lease_ttl_ms: u64) -> u64 {
+    if planted!(LeaseToldWhole) { lease_ttl_ms } else { lease_ttl_ms - lease_ttl_ms.div_ceil(10) }
+}
+
 /// A duration as a difference of [`rsc_protocol::Timestamp`]s.
 pub(crate) fn millis(duration_ms: u64) -> i64 {
     i64::try_from(duration_ms).unwrap_or(i64::MAX)

@@ -92,6 +92,8 @@ pub enum Transition {
     CorrectionBegun {
         /// The highest version that anybody spoke from.
         observed_metadata_version: u64,
+        /// One was on already: it begins anew.
+        again: bool,
     },
     /// Everybody is on Redis's metadata again.
     CorrectionEnded {},
@@ -143,6 +145,8 @@ pub struct Counts {
     pub releases: u64,
     /// Correction rounds begun or begun anew.
     pub corrections_begun: u64,
+    /// Those of them that were on already.
+    pub corrections_begun_anew: u64,
     /// Holds lifted before their time.
     pub holds_lifted: u64,
 }

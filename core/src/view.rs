@@ -3,7 +3,7 @@
 use rsc_protocol::heartbeat::EPOCH_LEAVE;
 use rsc_protocol::{Assignment, HeartbeatRequest, HeartbeatResponse, ShardRef, Status};
 
-use crate::settings::Settings;
+use crate::settings::{Settings, told_lease_ms};
 use crate::shards::ShardSet;
 use crate::turn::Turn;
 use crate::{correction, handover};
@@ -30,7 +30,7 @@ pub(crate) fn of_member(turn: &mut Turn<'_>, request: &HeartbeatRequest) -> Hear
     };
     response.rebalance_timeout_ms = member.rebalance_timeout_ms;
     if member.is_live() {
-        response.assignment_lease_ms = member.live.member_lease_ttl_ms;
+        response.assignment_lease_ms = told_lease_ms(member.live.member_lease_ttl_ms);
     }
     if member.state.is_assignable()
         && member.live.member_epoch != assignment_epoch

@@ -139,7 +139,7 @@ fn protocol_4_ok_carries_lease_version_token_and_a_fencing_token_per_assigned_sh
     let answer = p.beat(&mut bench);
     let group = bench.group();
     let live = &group.members["p"].live;
-    assert_eq!(answer.assignment_lease_ms, 15_000);
+    assert_eq!(answer.assignment_lease_ms, 13_500);
     assert!(
         live.member_lease_expires_at >= bench.now.plus(i64::try_from(answer.assignment_lease_ms).unwrap())
     );

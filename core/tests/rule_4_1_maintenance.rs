@@ -5,6 +5,7 @@ mod support;
 use rsc_core::Command;
 use rsc_core::Settings;
 use rsc_core::member::Termination;
+use rsc_core::settings::told_lease_ms;
 use rsc_core::write::WriteKind;
 use rsc_protocol::Status;
 use rsc_protocol::Timestamp;
@@ -209,7 +210,7 @@ fn protocol_2_a_lease_end_never_moves_backwards_and_the_ttl_told_is_recorded() {
     bench.settings = Settings { member_lease_ttl_ms: 6_000, ..Settings::default() };
     bench.pass(1_000);
     let answer = p.beat(&mut bench);
-    assert_eq!(answer.assignment_lease_ms, 6_000);
+    assert_eq!(answer.assignment_lease_ms, 5_400);
     assert_eq!(lease_end(&bench, "p"), end);
     let group = bench.group();
     assert_eq!(group.members["p"].live.member_lease_ttl_ms, 6_000);
@@ -218,6 +219,36 @@ fn protocol_2_a_lease_end_never_moves_backwards_and_the_ttl_told_is_recorded() {
     let mut again = Client::new("p", "p-2");
     again.beat(&mut bench);
     assert_eq!(lease_end(&bench, "p"), end);
+}
+
+/// A jump of a tenth of a lease goes unnoticed: the record's lease ends so much early, and not before the lease
+/// that the member was told.
+#[test]
+fn protocol_2_an_unnoticed_jump_of_redis_time_makes_no_second_reader() {
+    let (mut bench, mut p, mut m) = two_settled();
+    let told = i64::try_from(p.beat(&mut bench).assignment_lease_ms).unwrap();
+    bench.pass(LEASE / 10);
+    let mut waited = 0;
+    while waited < told - 1 {
+        let step = (told - 1 - waited).min(3_000);
+        bench.pass(step);
+        waited += step;
+        assert_eq!(assigned(&m.beat(&mut bench)), [2, 3], "p reads 0 and 1 for {} ms more", told - waited);
+    }
+    bench.pass(1);
+    assert_eq!(
+        assigned(&m.beat(&mut bench)),
+        [0, 1, 2, 3],
+        "p's recorded lease is over, and the one it was told"
+    );
+}
+
+#[test]
+fn protocol_4_a_member_is_told_nine_tenths_of_its_lease() {
+    for (ttl, told) in [(15_000, 13_500), (1_005, 904), (1_000, 900), (999, 899), (10, 9), (9, 8), (0, 0)] {
+        assert_eq!(told_lease_ms(ttl), told, "of {ttl} ms");
+    }
+    assert!(told_lease_ms(u64::MAX) < u64::MAX / 10 * 9 + 10);
 }
 
 #[test]
@@ -350,4 +381,28 @@ fn protocol_2_a_drainer_is_not_fenced_by_an_instant_that_the_record_alone_has_se
         assert_eq!(m.beat(&mut bench).status, Status::Ok);
     }
     assert_eq!(bench.group().live_members().count(), 2);
+}
+
+#[test]
+fn protocol_4_1_1_who_brings_the_evidence_of_a_rollback_does_not_find_everybody_expired() {
+    let (mut bench, mut p, mut m) = two_settled();
+    let mark = bench.mark();
+    // For two leases everybody is heard, and somebody joins; then redis loses all of it.
+    let mut x = Client::new("x", "x-1");
+    for _ in 0..10 {
+        bench.pass(3_000);
+        for client in [&mut p, &mut m, &mut x] {
+            client.beat(&mut bench);
+        }
+    }
+    bench.restore(mark);
+    assert!(lease_end(&bench, "m") < bench.now, "by what is left, all leases are long over");
+    // This instance has served no turn meanwhile, so that only the message itself tells of the loss.
+    let answer = p.beat(&mut bench);
+    assert_eq!(answer.status, Status::SyncMetadata, "{answer:?}");
+    let group = bench.group();
+    assert!(group.metadata_correction.is_some());
+    assert_eq!(group.live_members().count(), 2, "nobody is judged in the turn that learns of the loss");
+    let last = bench.counts.last().unwrap();
+    assert_eq!((last.leases_expired, last.rebalance_timeouts), (0, 0));
 }

@@ -116,7 +116,7 @@ fn rule_4_1_2_an_equal_sequence_extends_the_recorded_lease_because_its_answer_do
     let request = p.request(&mut bench, true);
     bench.send(request.clone());
     bench.pass(5_000);
-    assert_eq!(bench.send(request).assignment_lease_ms, 15_000);
+    assert_eq!(bench.send(request).assignment_lease_ms, 13_500);
     assert_eq!(bench.group().members["p"].live.member_lease_expires_at, bench.now.plus(LEASE));
 }
 

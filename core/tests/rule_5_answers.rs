@@ -35,7 +35,7 @@ fn rule_5_sync_metadata_carries_redis_truth_and_renews_the_lease() {
     assert_eq!(answer.assignment.metadata_version, group.metadata_version);
     assert_eq!(answer.member_epoch, i64::try_from(group.members["p"].live.member_epoch).unwrap());
     assert_eq!((answer.group_epoch, answer.assignment_epoch), (group.group_epoch, group.assignment_epoch));
-    assert_eq!(answer.assignment_lease_ms, 15_000);
+    assert_eq!(answer.assignment_lease_ms, 13_500);
     assert!(!answer.reason.is_empty());
     assert_eq!(lease_end(&bench, "p"), bench.now.plus(LEASE));
     let tokens: Vec<_> = answer.assignment.assigned_shards.iter().map(|s| s.fencing_token).collect();
@@ -187,7 +187,7 @@ fn rule_5_revoke_pending_until_the_round_is_over_then_ok() {
     while bench.now < end {
         let answer = p.beat(&mut bench);
         assert_eq!(view(&answer), (Status::RevokePending, vec![0, 1], vec![], vec![]));
-        assert_eq!((answer.assignment_lease_ms, answer.reason.is_empty()), (15_000, false));
+        assert_eq!((answer.assignment_lease_ms, answer.reason.is_empty()), (13_500, false));
         assert_eq!(m.beat(&mut bench).status, Status::RevokePending);
         bench.pass(1_000);
     }

@@ -337,7 +337,7 @@ fn ever_new_names_begin_a_bounded_number_of_rounds_and_hold_a_bounded_number_of_
         bench.send(request);
         begun += bench.counts.last().unwrap().corrections_begun;
     }
-    assert_eq!(begun, 64);
+    assert_eq!(begun, 8);
     let rows = bench.group().holds.len();
     assert!(rows <= 4 * 4 + 4_096, "{rows}");
     // The same from one name with ever new incarnations.
@@ -346,8 +346,8 @@ fn ever_new_names_begin_a_bounded_number_of_rounds_and_hold_a_bounded_number_of_
         bench.send(request);
         begun += bench.counts.last().unwrap().corrections_begun;
     }
-    assert!(begun <= 64 + 17, "{begun}");
-    assert!(bench.group().correction_starters.len() <= 64 + 17);
+    assert!(begun <= 8 + 17, "{begun}");
+    assert!(bench.group().correction_starters.len() <= 8 + 17);
     // The group comes out of it although somebody goes on speaking so.
     let bound = bench.now.plus(2 * LEASE + REBALANCE);
     while bench.group().metadata_correction.is_some() {

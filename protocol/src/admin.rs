@@ -146,6 +146,9 @@ pub struct GroupResponse {
     /// `true` while the group takes heartbeats; `false` with `errorCode` and `message` (addition).
     #[serde(default = "yes")]
     pub healthy: bool,
+    /// A correction round is on: Redis lost writes, members are being brought back, mutations wait (addition).
+    #[serde(default)]
+    pub metadata_sync_in_progress: bool,
     /// What is wrong with the record, if something is (addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_code: Option<crate::ErrorCode>,

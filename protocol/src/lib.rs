@@ -8,6 +8,7 @@ pub mod error;
 pub mod hash;
 pub mod heartbeat;
 pub mod keys;
+pub mod monitoring;
 pub mod names;
 pub mod resharding;
 pub mod routing;

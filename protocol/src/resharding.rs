@@ -54,9 +54,10 @@ pub enum Retire {
     Delete,
 }
 
-/// Body of `POST /streams/{p}/scale`.
+/// Body of `POST /streams/{p}/scale`. A field that is not known is refused: a misspelt `dryRun` must
+/// not change anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScaleRequest {
     /// The count to change to; 0 is one.
     pub target_shard_count: i64,
@@ -75,9 +76,9 @@ pub struct ScaleRequest {
     pub dry_run: bool,
 }
 
-/// Body of `POST /streams/{p}/groups/{g}/migrations/{id}/rollback`.
+/// Body of `POST /streams/{p}/groups/{g}/migrations/{id}/rollback`. A field that is not known is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RollbackRequest {
     /// Who asks, for the record. Not blank.
     pub requested_by: String,
@@ -180,6 +181,8 @@ pub struct DrainWait {
     pub undelivered_is_at_least: bool,
     /// Entries delivered and not acknowledged whose record exists.
     pub pending: u64,
+    /// Not all pending entries were looked at: some of `pending` may have no record.
+    pub pending_is_at_most: bool,
     /// Pending entries whose record no longer exists: reported, and not waited for.
     pub pending_without_record: u64,
 }

@@ -1,6 +1,7 @@
 //! The main invariant, on what consumers believe: no shard is read by two of them, but as documented.
 
 use crate::check::{self, Excuse, Grant, Loss};
+use crate::coordinator::Job;
 use crate::process::Process;
 use crate::world::World;
 
@@ -65,9 +66,37 @@ impl World {
         });
         // A grant by an instance that cannot know that time has jumped.
         let by_jump = grants.iter().filter(|grant| grant.is_blind).filter_map(|grant| {
-            self.jumps.iter().filter(|jump| grant.at >= **jump).map(|jump| jump + lease).max()
+            self.jumps.iter().filter(|jump| grant.at >= jump.at).map(|jump| jump.at + lease).max()
         });
-        by_loss.chain(by_repetition).chain(by_jump).max().filter(|until| *until > self.at)
+        let by_small_jumps = self.excuse_by_small_jumps(shard, first, second);
+        // What a message of a lost history gave back is read on until the lease of who had sent it is over.
+        let strays =
+            self.strays.iter().rev().find(|(member, _)| [first.member, second.member].contains(member));
+        let by_strays = strays.map(|(_, at)| at + lease);
+        let excused =
+            by_strays.into_iter().chain(by_loss.chain(by_repetition)).chain(by_jump).chain(by_small_jumps);
+        excused.max().filter(|until| *until > self.at)
+    }
+
+    /// A message that was sent before Redis lost writes and arrives when the record has reached its version again looks
+    /// like a present one, unless it carries a sequence: nothing else tells how old it is.
+    pub(crate) fn note_strays(&mut self, jobs: &[Job]) {
+        let Some(last) = self.losses.last().map(|loss| loss.at) else { return };
+        let strays = jobs.iter().filter(|job| job.sent_at < last);
+        let strays = strays.map(|job| &self.processes[job.process]).filter(|it| !it.kind.has_sequence());
+        let strays: Vec<_> = strays.map(|process| (process.member, self.at)).collect();
+        self.strays.extend(strays);
+    }
+
+    /// Who counts the whole lease by its own configuration reads so much longer than its recorded lease as Redis
+    /// time has gained unnoticed, a tenth of a lease at most (ADR 0012). Who counts the lease that it was told
+    /// does not.
+    fn excuse_by_small_jumps(&self, shard: u32, first: &Process, second: &Process) -> Option<i64> {
+        let since = |process: &Process| process.started.get(&shard).copied();
+        let former = if since(first) < since(second) { first } else { second };
+        let tenth = self.timing.lease / 10;
+        let unnoticed = self.gained_within_a_lease(|jump| jump.by <= tenth).min(tenth);
+        (former.counts_its_own_lease() && unnoticed > 0).then_some(self.at + unnoticed)
     }
 
     /// Whether a process shares its id with another that cannot be told from it (protocol 5, *What remains*).

@@ -19,6 +19,15 @@ pub(crate) struct Loss {
     pub(crate) noticed_at: Option<i64>,
 }
 
+/// A forward jump of Redis time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Jump {
+    /// When.
+    pub(crate) at: i64,
+    /// By so many milliseconds.
+    pub(crate) by: i64,
+}
+
 /// A grant as it was recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
@@ -60,7 +69,10 @@ pub(crate) fn commit(before: &Group, decision: &Decision, now: Timestamp, lease:
     // What its reader claims is stamped when it is its own already, or nobody's: taken over, not granted.
     let is_new = |(shard, id): &(u32, String)| {
         let held = before.members.get(id).is_some_and(|former| former.is_live() && former.holds(*shard));
-        !held && !after.members.get(id).is_some_and(|member| member.current.contains(*shard))
+        let claims = |member: &rsc_core::Member| {
+            member.current.contains(*shard) || member.revoking.contains_key(shard)
+        };
+        !held && !after.members.get(id).is_some_and(claims)
     };
     if is_young(before.metadata_correction.as_ref(), now, lease)
         && new_grants(before, after).iter().any(is_new)
@@ -208,8 +220,10 @@ fn turned_away(
         Status::FencedMemberEpoch | Status::UnknownMemberId => {
             let is_accepted = request.instance_id.is_some() && member.instance_id == request.instance_id;
             let is_newest = request.sequence > member.live.sequence && request.sequence.is_some();
-            // It has heard of the join that is on record: no late copy of an older one was taken for it.
-            let is_its_own = request.metadata_version >= member.join_metadata_version;
+            // It has heard of the join that is on record: no late copy of an older one was taken for it. (A broken client
+            // says more than anybody can have heard.)
+            let is_its_own = request.metadata_version >= member.join_metadata_version
+                && request.metadata_version <= before.metadata_version;
             let untouched = later.is_live() && later.join_metadata_version == member.join_metadata_version;
             (member.is_live() && is_accepted && is_newest && is_its_own && untouched)
                 .then(|| format!("innocent-not-fenced: {} {:?}", request.request_id, response.status))

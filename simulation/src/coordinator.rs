@@ -16,6 +16,8 @@ pub(crate) struct Job {
     pub(crate) request: Rc<HeartbeatRequest>,
     /// The process that sent it.
     pub(crate) process: usize,
+    /// When.
+    pub(crate) sent_at: i64,
 }
 
 /// A decision whose commit is on its way, or got no answer.

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::check::Loss;
+use crate::check::{Jump, Loss};
 use crate::process::Kind;
 use crate::redis::Snapshot;
 use crate::world::{Event, MEMBERS, World};
@@ -23,6 +23,7 @@ enum Disruption {
     OldDump,
     KeyLost,
     JumpForward,
+    SmallJump,
     JumpBackward,
 }
 
@@ -51,6 +52,7 @@ impl World {
             (when(faults.rollback(), 1), D::OldDump),
             (when(faults.rollback(), 2), D::KeyLost),
             (when(faults.rollback(), 1), D::JumpForward),
+            (when(faults.rollback(), 4), D::SmallJump),
             (when(faults.rollback(), 1), D::JumpBackward),
         ];
         if let Some(disruption) = self.dice.weighted(&choices) {
@@ -69,7 +71,9 @@ impl World {
 
     fn inflict(&mut self, disruption: Disruption) {
         match disruption {
-            D::MemberStarts => self.start_missing_member(),
+            D::MemberStarts => {
+                self.start_missing_member();
+            }
             D::SecondProcess => {
                 let running = self.processes.iter().filter(|process| !process.is_over()).count();
                 if running < 6 {
@@ -92,7 +96,7 @@ impl World {
             }
             D::RollBack => self.roll_back(),
             D::OldDump | D::KeyLost => self.lose_key(matches!(disruption, D::OldDump)),
-            D::JumpForward | D::JumpBackward => self.jump(matches!(disruption, D::JumpForward)),
+            D::JumpForward | D::JumpBackward | D::SmallJump => self.jump(disruption),
             _ => {
                 if let Some(index) = self.someone() {
                     self.inflict_on(index, disruption);
@@ -127,7 +131,8 @@ impl World {
             D::MemberStandsStill => {
                 let length = self.dice.between(1, 3 * self.timing.lease);
                 self.tell(|_| format!("process {index} stands still for {length}"));
-                self.processes[index].paused_until = at + length;
+                let process = &mut self.processes[index];
+                process.paused_until = process.paused_until.max(at + length);
             }
             D::MemberCrashes | D::MemberRestarts => {
                 self.tell(|_| format!("process {index} crashes"));
@@ -146,7 +151,8 @@ impl World {
         }
     }
 
-    fn start_missing_member(&mut self) {
+    /// `false`: everybody is there.
+    fn start_missing_member(&mut self) -> bool {
         let missing: Vec<usize> = (0..MEMBERS.len())
             .filter(|member| {
                 !self.processes.iter().any(|process| process.member == MEMBERS[*member] && !process.is_over())
@@ -156,6 +162,7 @@ impl World {
             let (member, kind) = (missing[self.dice.below(missing.len())], self.draw_kind());
             self.schedule(self.at, Event::StartProcess { member, kind });
         }
+        !missing.is_empty()
     }
 
     fn roll_back(&mut self) {
@@ -168,6 +175,10 @@ impl World {
             });
             self.losses.push(Loss { at: self.at, noticed_at: None });
             self.mark_indistinguishable();
+            // Often what kills the server kills who served from it too.
+            if self.dice.chance(0.2) {
+                self.crash_server();
+            }
         }
     }
 
@@ -208,16 +219,41 @@ impl World {
         }
     }
 
-    fn jump(&mut self, forward: bool) {
-        // Less than a tenth of a lease cannot be told from drift, and is outside of the promise.
-        let by = self.dice.between(self.timing.lease / 10 + 10, 6 * self.timing.lease);
-        self.tell(|_| format!("REDIS TIME jumps by {}{by}", if forward { "" } else { "-" }));
-        if forward {
-            self.jumps.push(self.at);
-            self.redis.ahead += by;
-        } else {
-            self.redis.ahead -= by;
+    fn jump(&mut self, how: Disruption) {
+        let tenth = self.timing.lease / 10;
+        let by = match how {
+            // Alone it goes unnoticed: nobody can tell it from drift.
+            D::SmallJump if self.dice.chance(0.5) => self.dice.between(1, tenth + 1),
+            D::SmallJump => self.dice.between(tenth * 4 / 5, tenth + 1),
+            _ => self.dice.between(tenth + 10, 6 * self.timing.lease),
+        };
+        let by = if matches!(how, D::JumpBackward) { -by } else { by };
+        self.tell(|_| format!("REDIS TIME jumps by {by}"));
+        if by > 0 {
+            self.jumps.push(Jump { at: self.at, by });
         }
+        self.redis.ahead += by;
+        // What moves a clock rarely moves it alone.
+        if self.plan.faults.network()
+            && self.dice.chance(0.5)
+            && let Some(index) = self.someone()
+        {
+            self.inflict_on(index, D::MemberCutOff);
+        }
+    }
+
+    /// What Redis time has gained by such jumps within the last lease: so much early a lease may end in the record.
+    pub(crate) fn gained_within_a_lease(&self, counts: impl Fn(&Jump) -> bool) -> i64 {
+        let lately = self.jumps.iter().filter(|jump| jump.at + self.timing.lease > self.at);
+        lately.filter(|jump| counts(jump)).map(|jump| jump.by).sum()
+    }
+
+    /// Whether an instance that looked at Redis first at `first_look` cannot know that time has gained more than
+    /// a tenth of a lease within the last one.
+    pub(crate) fn is_blind(&self, first_look: i64) -> bool {
+        let lease = self.timing.lease;
+        self.gained_within_a_lease(|_| true) > lease / 10
+            && self.jumps.iter().any(|jump| first_look >= jump.at && self.at < jump.at + lease)
     }
 
     /// The faults stop: everybody runs, the key is there, one process per id, messages arrive.
@@ -259,8 +295,7 @@ impl World {
             !process.is_over() && !process.is_leaving && process.kind != Kind::Broken
         };
         if !self.processes.iter().any(stays) {
-            self.start_missing_member();
-            starts = true;
+            starts = self.start_missing_member();
         }
         for (member, id) in MEMBERS.iter().enumerate() {
             let of_id = |process: &&crate::process::Process| process.member == *id;

@@ -30,6 +30,15 @@ impl World {
         if self.is_faulty && self.plan.faults.network() && self.dice.chance(0.06) { 2 } else { 1 }
     }
 
+    /// The coordinator that the load balancer picks: any, or as long as it lives always the first.
+    fn balance(&mut self) -> usize {
+        let any = self.dice.below(self.coordinators.len());
+        if !self.is_sticky {
+            return any;
+        }
+        self.coordinators.iter().position(|coordinator| coordinator.alive).unwrap_or(any)
+    }
+
     /// A process sends a heartbeat to whichever coordinator the load balancer picks.
     pub(crate) fn send(&mut self, process: usize, request: HeartbeatRequest) {
         self.tell(|world| said(world, process, &request));
@@ -39,20 +48,27 @@ impl World {
         }
         let request = Rc::new(request);
         for _ in 0..self.copies() {
-            let coordinator = self.dice.below(self.coordinators.len());
+            let coordinator = self.balance();
             let arrives = self.at + self.travel();
             let request = Rc::clone(&request);
-            self.schedule(arrives, Event::Request { coordinator, process, request });
+            let sent_at = self.at;
+            self.schedule(arrives, Event::Request { coordinator, process, request, sent_at });
         }
     }
 
     /// A heartbeat arrives.
-    pub(crate) fn arrive(&mut self, coordinator: usize, process: usize, request: Rc<HeartbeatRequest>) {
+    pub(crate) fn arrive(
+        &mut self,
+        coordinator: usize,
+        process: usize,
+        request: Rc<HeartbeatRequest>,
+        sent_at: i64,
+    ) {
         if !self.coordinators[coordinator].alive {
             self.respond(process, &request.request_id, None, self.at);
             return;
         }
-        self.coordinators[coordinator].queue.push_back(Job { request, process });
+        self.coordinators[coordinator].queue.push_back(Job { request, process, sent_at });
         if self.coordinators[coordinator].turn.is_none() {
             self.begin_turn(coordinator);
         }

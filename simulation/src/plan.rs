@@ -67,6 +67,8 @@ pub enum ModelFault {
     UnknownTakenForDone,
     /// 4.1.1 (rollback-expires-everybody): the actor stays in service when it finds a record that is older.
     StaysInServiceAfterLoss,
+    /// 4.1.1: an actor that only watches another one serve judges as if it had served itself.
+    OnlyOwnCommitsSeen,
     /// 2 (time-jumps-forward): a jump of Redis time is not noticed.
     TimeJumpUnnoticed,
     /// 11 (lease-from-receipt): an old client counts its lease from the answer.
@@ -83,6 +85,7 @@ impl ModelFault {
         ModelFault::AnsweredBeforeRecorded,
         ModelFault::UnknownTakenForDone,
         ModelFault::StaysInServiceAfterLoss,
+        ModelFault::OnlyOwnCommitsSeen,
         ModelFault::TimeJumpUnnoticed,
         ModelFault::LeaseFromReceipt,
         ModelFault::OldClientIgnoresLeaseEnd,

@@ -25,6 +25,12 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Whether it sends `sequence`, which tells its messages' order.
+    #[must_use]
+    pub(crate) fn has_sequence(self) -> bool {
+        matches!(self, Kind::Full | Kind::Broken)
+    }
+
     /// Whether it sends `instanceId`.
     #[must_use]
     pub(crate) fn has_instance(self) -> bool {
@@ -115,7 +121,7 @@ impl Process {
                 heartbeat_interval: millis(timing.heartbeat),
                 request_timeout: millis(timing.request_timeout),
                 retry_pause: millis(timing.heartbeat / 4),
-                assumed_lease: millis(timing.lease),
+                assumed_lease: millis(timing.lease / 10 * 9),
             };
             let capacity = CapacityReport { runtime_max_concurrency: 1, available_concurrency: 1 };
             Machine::Decided(Box::new(Consumer::new(identity, settings, capacity)))
@@ -165,6 +171,12 @@ impl Process {
             }
             Machine::Old(client) => client.wakes_at().map(|at| self.instant(at)),
         }
+    }
+
+    /// Whether it reads for a lease of its own, and not for the one that it is told.
+    #[must_use]
+    pub(crate) fn counts_its_own_lease(&self) -> bool {
+        matches!(self.machine, Machine::Old(_))
     }
 
     /// Whether it has stopped, crashed or was told to.

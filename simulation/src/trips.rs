@@ -123,8 +123,34 @@ impl World {
                     self.begin_turn(coordinator);
                 }
             }
+            Event::Look { coordinator, life } if self.coordinators[coordinator].life == life => {
+                self.look(coordinator);
+            }
             _ => {}
         }
+    }
+
+    /// The supervisor looks at what is stored, also while the actor has nothing to do.
+    fn look(&mut self, index: usize) {
+        let (at, every) = (self.at, self.timing.lease / 3);
+        let stored = self.redis.stored.as_ref().map(|stored| stored.stamp.clone());
+        let coordinator = &mut self.coordinators[index];
+        let life = coordinator.life;
+        if !coordinator.alive {
+            return;
+        }
+        let is_free = coordinator.turn.is_none() && coordinator.paused_until <= at;
+        if let (true, Some(stored)) = (is_free, stored) {
+            let known = coordinator.known.as_ref().map(|known| &known.stamp);
+            let moved = known.is_none_or(|known| {
+                known.revision != stored.revision || !rsc_core::is_successor(&stored, known)
+            });
+            coordinator.watch.sighted(at, &stored);
+            if moved {
+                self.begin_turn(index);
+            }
+        }
+        self.schedule(at + every, Event::Look { coordinator: index, life });
     }
 
     fn is_current(&self, coordinator: usize, life: u64, trip: u64) -> bool {
@@ -282,7 +308,7 @@ impl World {
         let mut older = Vec::new();
         if let Some(lost) = turn.lost.take() {
             if is_stored(&lost, &known.group, &known.stamp) {
-                coordinator.watch.committed(&known.stamp);
+                coordinator.watch.committed(now, &known.stamp);
                 coordinator.loss_to_report &= !lost.notices_loss;
                 coordinator.known = Some(known);
                 let token = turn.token.clone();
@@ -298,8 +324,10 @@ impl World {
         let may_grant = coordinator.watch.may_grant(now);
         let (notices_loss, noticed_at) = (coordinator.loss_to_report, coordinator.loss_noticed_at);
         let commands = coordinator.commands(&jobs);
+        self.note_strays(&jobs);
+        let coordinator = &mut self.coordinators[index];
         let first_sample = coordinator.watch.first_sample.unwrap_or(now);
-        let is_blind = self.jumps.iter().any(|jump| first_sample >= *jump && now < jump + self.timing.lease);
+        let is_blind = self.is_blind(first_sample);
         self.refuse(older, "a newer heartbeat of this member came with it");
         let decided_on = rsc_protocol::Timestamp::from_millis(redis_time);
         let context = self.context(decided_on, may_expire, may_grant);
@@ -353,7 +381,7 @@ impl World {
         turn.trip = 0;
         match committed {
             Committed::Applied(stamp) => {
-                coordinator.watch.committed(&stamp);
+                coordinator.watch.committed(self.at, &stamp);
                 coordinator.loss_to_report &= !pending.notices_loss;
                 let group = pending.decision.group.clone();
                 coordinator.seen_version = coordinator.seen_version.max(group.metadata_version);

@@ -10,8 +10,11 @@ pub(crate) struct Watch {
     judges_from: i64,
     grants_from: i64,
     trying_since: Option<i64>,
-    own_commit: Option<Stamp>,
+    own_commit: Option<(Stamp, i64)>,
+    seen: Option<Stamp>,
     key_was_missing: bool,
+    /// Planted: only its own commits tell an actor what was lost.
+    pub(crate) sees_itself_only: bool,
     /// First seen at, and how far Redis time was ahead at most.
     samples: Vec<(i64, i64)>,
     /// When the first sample was taken.
@@ -28,7 +31,9 @@ impl Watch {
             grants_from: now,
             trying_since: None,
             own_commit: None,
+            seen: None,
             key_was_missing: false,
+            sees_itself_only: false,
             samples: Vec::new(),
             first_sample: None,
         }
@@ -54,9 +59,9 @@ impl Watch {
             self.trying_since = Some(now);
             self.out_of_service(now);
         }
-        let (lower, upper) = (redis - now, redis + 1 - before);
+        let (lower, upper) = (redis - now, redis - before);
         let jumped = self.samples.iter().any(|(first, ahead)| {
-            let drift = if now - first > self.lease { (now - first) / 1_000 } else { 0 };
+            let drift = (now - first - 2 * self.lease).max(0) / 1_000;
             lower - ahead > self.lease / 10 + drift
         });
         if jumped && notices_jumps {
@@ -69,7 +74,7 @@ impl Watch {
             Some((first, ahead)) if now - *first < self.lease / 16 => *ahead = (*ahead).min(upper),
             _ => self.samples.push((now, upper)),
         }
-        while self.samples.len() > 1 && now - self.samples[0].0 > self.lease + self.lease / 16 {
+        while self.samples.get(1).is_some_and(|(first, _)| now - first >= self.lease) {
             self.samples.remove(0);
         }
     }
@@ -81,17 +86,40 @@ impl Watch {
         }
     }
 
-    /// The record was found with this stamp; `true`: it is no successor of this actor's own last commit.
+    /// The record was found with this stamp; `true`: it is no successor of what this actor has committed or seen.
     pub(crate) fn found(&mut self, now: i64, stamp: &Stamp, judges_itself: bool) -> bool {
         let came_back = std::mem::take(&mut self.key_was_missing);
-        let lost = self.own_commit.as_ref().is_some_and(|own| !is_successor(stamp, own));
+        let own = self.own_commit.as_ref().map(|(own, _)| own);
+        let known = if self.sees_itself_only { own } else { self.seen.as_ref() };
+        let lost = known.is_some_and(|known| !is_successor(stamp, known));
         if lost {
             self.own_commit = None;
+            self.seen = Some(stamp.clone());
+        } else {
+            self.saw(now, stamp);
         }
         if (lost || came_back) && judges_itself {
             self.out_of_service(now);
         }
         lost
+    }
+
+    /// The supervisor saw this state stored.
+    pub(crate) fn sighted(&mut self, at: i64, stamp: &Stamp) {
+        if self.seen.as_ref().is_some_and(|seen| is_successor(stamp, seen)) {
+            self.saw(at, stamp);
+        }
+    }
+
+    fn saw(&mut self, at: i64, stamp: &Stamp) {
+        let is_news = self.seen.as_ref().is_some_and(|seen| seen != stamp);
+        let own = self.own_commit.as_ref();
+        let is_own = own.is_some_and(|(own, _)| own == stamp);
+        let is_idle = own.is_none_or(|(_, made)| at - made > self.lease);
+        if is_news && !is_own && is_idle && !self.sees_itself_only {
+            self.judges_from = self.judges_from.max(at + self.lease + self.lease / 3);
+        }
+        self.seen = Some(stamp.clone());
     }
 
     /// There is no key.
@@ -100,8 +128,9 @@ impl Watch {
     }
 
     /// This actor's own write was applied.
-    pub(crate) fn committed(&mut self, stamp: &Stamp) {
-        self.own_commit = Some(stamp.clone());
+    pub(crate) fn committed(&mut self, now: i64, stamp: &Stamp) {
+        self.own_commit = Some((stamp.clone(), now));
+        self.seen = Some(stamp.clone());
     }
 
     /// Whether members may be expired, fenced for slowness and pruned.

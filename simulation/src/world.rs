@@ -7,7 +7,7 @@ use std::rc::Rc;
 use rsc_core::{Command, Context, decide, lifecycle};
 use rsc_protocol::{GroupKey, HeartbeatRequest, HeartbeatResponse};
 
-use crate::check::{Excuse, Grant, Loss};
+use crate::check::{Excuse, Grant, Jump, Loss};
 use crate::coordinator::{Coordinator, Pending};
 use crate::dice::Dice;
 use crate::plan::{Mix, Plan, Timing};
@@ -23,7 +23,7 @@ pub(crate) const SHARDS: u32 = 4;
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A heartbeat reaches a coordinator.
-    Request { coordinator: usize, process: usize, request: Rc<HeartbeatRequest> },
+    Request { coordinator: usize, process: usize, request: Rc<HeartbeatRequest>, sent_at: i64 },
     /// An answer, or the certainty that there is none, reaches a process.
     Answer { process: usize, request_id: String, response: Option<Box<HeartbeatResponse>>, decided_at: i64 },
     /// A process wakes.
@@ -46,6 +46,8 @@ pub(crate) enum Event {
     Continue { coordinator: usize, life: u64, step: Step },
     /// A coordinator's tick is due.
     Tick { coordinator: usize, life: u64, timer: u64 },
+    /// The supervisor of a coordinator looks at what is stored.
+    Look { coordinator: usize, life: u64 },
     /// A process starts anew after a crash.
     StartCoordinator { coordinator: usize },
     /// A process of a member starts.
@@ -92,13 +94,17 @@ pub(crate) struct World {
     /// Losses so far.
     pub(crate) losses: Vec<Loss>,
     /// Forward jumps of Redis time so far.
-    pub(crate) jumps: Vec<i64>,
+    pub(crate) jumps: Vec<Jump>,
+    /// Messages of a lost history that were taken for present ones: whose, and when.
+    pub(crate) strays: Vec<(&'static str, i64)>,
     /// Grants so far.
     pub(crate) grants: Vec<Grant>,
     /// Overlaps that are documented to remain, while they last.
     pub(crate) excuses: Vec<Excuse>,
     /// How many overlaps were excused.
     pub(crate) excused: u64,
+    /// Whether heartbeats go to one coordinator as long as it lives.
+    pub(crate) is_sticky: bool,
     /// Faults happen.
     pub(crate) is_faulty: bool,
     /// What is wrong.
@@ -138,9 +144,11 @@ impl World {
             processes: Vec::new(),
             losses: Vec::new(),
             jumps: Vec::new(),
+            strays: Vec::new(),
             grants: Vec::new(),
             excuses: Vec::new(),
             excused: 0,
+            is_sticky: false,
             is_faulty: true,
             violation: None,
             trace: with_trace.then(Vec::new),
@@ -166,11 +174,13 @@ impl World {
     }
 
     fn populate(&mut self) {
-        for index in 0..self.dice.between(2, 4) {
+        self.is_sticky = self.dice.chance(0.3);
+        let coordinators = usize::try_from(self.dice.between(2, 4)).unwrap_or(2);
+        for index in 0..coordinators {
             self.lives += 1;
             let coordinator = Coordinator::new(self.lives, 0, &self.timing);
             self.coordinators.push(coordinator);
-            let _ = index;
+            self.begin_looking(index);
         }
         for member in 0..3 {
             let at = self.dice.between(0, self.timing.heartbeat);
@@ -278,7 +288,9 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Request { coordinator, process, request } => self.arrive(coordinator, process, request),
+            Event::Request { coordinator, process, request, sent_at } => {
+                self.arrive(coordinator, process, request, sent_at);
+            }
             Event::Answer { process, request_id, response, decided_at } => {
                 if !self.processes[process].is_over() {
                     let wishes = self.processes[process].answered(self.at, &request_id, response.as_deref());

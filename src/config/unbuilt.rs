@@ -13,7 +13,6 @@ const UNBUILT: &[(&str, &str)] = &[
     ("redis.tls", "TLS to Redis is"),
     ("redis.node-mappings", "Redis Cluster is"),
     ("redis.wait-replicas", "waiting for replicas is"),
-    ("producer.publish-margin", "changing the shard count of a stream is"),
     ("security.users", "authentication is"),
     ("security.token-secret", "authentication is"),
     ("security.token-ttl", "authentication is"),

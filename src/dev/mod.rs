@@ -152,7 +152,7 @@ async fn show(
         let group_url = format!("{api}/streams/{STREAM}/groups/{GROUP}");
         let settings = Settings {
             heartbeat_interval: config.coordination.heartbeat_interval,
-            assumed_lease: config.coordination.member_lease_ttl,
+            assumed_lease: config.coordination.member_lease_ttl / 10 * 9,
             ..Settings::default()
         };
         Stage::new(screen, http, group_url, settings, records).play(arguments.seconds, redis, signals).await;

@@ -19,13 +19,16 @@ mod groups;
 mod heartbeat;
 mod json;
 mod members;
+mod migrations;
 mod monitoring;
 mod names;
 mod observe;
 mod probes;
 mod producer_routing;
+mod query;
 mod request_id;
 mod routes;
+mod stream_reads;
 mod strict;
 
 #[cfg(test)]

@@ -10,9 +10,11 @@ use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 use percent_encoding::percent_decode_str;
 use rsc_protocol::GroupKey;
+use rsc_protocol::heartbeat::MAX_SHARD_INDEX;
 use rsc_protocol::names::{check_member_id, check_stream_prefix};
 
 use super::error::ApiError;
+use super::query::{refused, whole_number};
 
 /// The `{p}` of `/coord/v1/streams/{p}`, checked.
 pub(super) struct StreamPath(pub(super) String);
@@ -26,6 +28,40 @@ pub(super) struct MemberPath {
     pub(super) group: GroupKey,
     /// The member's id.
     pub(super) member_id: String,
+}
+
+/// The names of `…/streams/{p}/groups/{g}/migrations/{id}` and of what lies below, checked.
+pub(super) struct MigrationPath {
+    /// The group.
+    pub(super) group: GroupKey,
+    /// The migration's id.
+    pub(super) resharding_id: String,
+}
+
+/// The names of `…/groups/{g}/shards/{i}/messages`, checked.
+pub(super) struct ShardPath {
+    /// The group.
+    pub(super) group: GroupKey,
+    /// The shard.
+    pub(super) shard_index: u32,
+}
+
+impl FromRequest for ShardPath {
+    type Error = ApiError;
+    type Future = Ready<Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(shard(request.uri().path()))
+    }
+}
+
+impl FromRequest for MigrationPath {
+    type Error = ApiError;
+    type Future = Ready<Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(migration(request.uri().path()))
+    }
 }
 
 impl FromRequest for StreamPath {
@@ -72,6 +108,26 @@ fn member(path: &str) -> Result<MemberPath, ApiError> {
     let member_id = decode("memberId", below_streams(path, 4))?;
     check_member_id(&member_id)?;
     Ok(MemberPath { group, member_id })
+}
+
+fn migration(path: &str) -> Result<MigrationPath, ApiError> {
+    let group = group(path)?;
+    let resharding_id = decode("reshardingId", below_streams(path, 4))?;
+    check_member_id(&resharding_id).map_err(|_| {
+        ApiError::invalid("reshardingId in the path is blank, too long, or has control characters".to_owned())
+    })?;
+    Ok(MigrationPath { group, resharding_id })
+}
+
+fn shard(path: &str) -> Result<ShardPath, ApiError> {
+    let group = group(path)?;
+    let text = decode("shardIndex", below_streams(path, 4))?;
+    let shard_index = whole_number(&text).filter(|index| *index <= MAX_SHARD_INDEX);
+    let shard_index = shard_index.ok_or_else(|| {
+        let expected = format!("a whole number from 0 to {MAX_SHARD_INDEX}");
+        refused("shardIndex in the path", &text, &expected)
+    })?;
+    Ok(ShardPath { group, shard_index })
 }
 
 /// The segment at `index` behind `/coord/v1/streams/` or `/coord/v1/monitoring/streams/`, as it was sent.

@@ -4,7 +4,7 @@ use actix_web::web::{self, ServiceConfig};
 use actix_web::{FromRequest, Handler, HttpRequest, Resource, Responder};
 
 use super::error::ApiError;
-use super::{groups, heartbeat, monitoring, probes, producer_routing};
+use super::{groups, heartbeat, migrations, monitoring, probes, producer_routing, stream_reads};
 
 /// The label of requests that no route takes.
 pub(super) const UNKNOWN: &str = "unknown";
@@ -23,6 +23,14 @@ pub(super) fn configure(config: &mut ServiceConfig) {
         .service(read("readyz", "/readyz", probes::readyz))
         .service(read("metrics", "/metrics", probes::metrics))
         .service(only_post("create_stream", STREAM, groups::create_stream))
+        .service(only_post("scale_stream", &format!("{STREAM}/scale"), migrations::scale_stream))
+        .service(only_post("scale_group", &format!("{GROUP}/scale"), migrations::scale_group))
+        .service(read("migration", &format!("{GROUP}/migrations/{{id:[^/]*}}"), migrations::read))
+        .service(only_post(
+            "roll_back",
+            &format!("{GROUP}/migrations/{{id:[^/]*}}/rollback"),
+            migrations::roll_back,
+        ))
         .service(
             resource("group", GROUP, "GET, HEAD, POST, DELETE")
                 .route(web::get().to(groups::read))
@@ -41,6 +49,20 @@ pub(super) fn configure(config: &mut ServiceConfig) {
         .service(read("group_summary", MONITORED, monitoring::summary))
         .service(read("members", &format!("{MONITORED}/members"), monitoring::members))
         .service(read("assignments", &format!("{MONITORED}/assignments"), monitoring::assignments))
+        .service(read("migrations", &format!("{MONITORED}/migrations"), migrations::list))
+        .service(read(
+            "monitored_migration",
+            &format!("{MONITORED}/migrations/{{id:[^/]*}}"),
+            migrations::read,
+        ))
+        .service(read("offsets", &format!("{MONITORED}/offsets"), stream_reads::offsets))
+        .service(read("consumption", &format!("{MONITORED}/consumption"), stream_reads::consumption))
+        .service(read(
+            "messages",
+            &format!("{MONITORED}/shards/{{i:[^/]*}}/messages"),
+            stream_reads::messages,
+        ))
+        .service(read("history", &format!("{MONITORED}/history"), stream_reads::history))
         .service(read("actor", &format!("{MONITORED}/actor"), monitoring::actor))
         .default_service(web::to(no_route));
 }

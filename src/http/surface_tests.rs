@@ -77,6 +77,12 @@ async fn every_route_knows_its_methods() {
         ("/metrics".to_owned(), "GET, HEAD"),
         (format!("{root}/streams/p"), "POST"),
         (format!("{root}/streams/"), "POST"),
+        (format!("{root}/streams/p/scale"), "POST"),
+        (format!("{root}/streams/p/groups/g/scale"), "POST"),
+        (format!("{root}/streams/p/groups/g/migrations/x"), "GET, HEAD"),
+        (format!("{root}/streams/p/groups/g/migrations/x/rollback"), "POST"),
+        (format!("{root}/monitoring/streams/p/groups/g/migrations"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/migrations/x"), "GET, HEAD"),
         (format!("{root}/streams/p/groups/g"), "GET, HEAD, POST, DELETE"),
         (format!("{root}/streams//groups/"), "GET, HEAD, POST, DELETE"),
         (format!("{root}/streams/p/groups/g/producer-routing"), "GET, HEAD"),
@@ -87,6 +93,11 @@ async fn every_route_knows_its_methods() {
         (format!("{root}/monitoring/streams/p/groups/g/members"), "GET, HEAD"),
         (format!("{root}/monitoring/streams/p/groups/g/assignments"), "GET, HEAD"),
         (format!("{root}/monitoring/streams/p/groups/g/actor"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/offsets"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/consumption"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/shards/0/messages"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/shards//messages"), "GET, HEAD"),
+        (format!("{root}/monitoring/streams/p/groups/g/history"), "GET, HEAD"),
     ] {
         let others = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"];
         for other in others.into_iter().filter(|other| !methods.split(", ").any(|method| method == *other)) {

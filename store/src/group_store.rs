@@ -7,6 +7,7 @@ use rsc_core::{ShardSet, Stamp, Tombstone, Write};
 use rsc_protocol::{GroupKey, Timestamp};
 
 use crate::drain::{ShardDeletion, ShardProof};
+use crate::stream_reads::StreamReads;
 use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
 
 /// Group metadata, the mutexes around it, the index of groups, and the streams of shards.
@@ -14,7 +15,7 @@ use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreErr
 /// Every method ends by itself within the store's command timeout. Deadlines are computed from the Redis
 /// time that is returned, never from a process clock (protocol 2).
 #[async_trait]
-pub trait GroupStore: Send + Sync + 'static {
+pub trait GroupStore: StreamReads {
     /// Takes the group's mutex and returns what is stored (protocol 2, *enter*). `takeover`: a token of an
     /// earlier attempt of the same turn whose outcome is unknown; if that one still holds the mutex, the
     /// fresh token replaces it, so that a delayed commit of the earlier attempt can no longer pass.
@@ -73,6 +74,18 @@ pub trait GroupStore: Send + Sync + 'static {
     /// # Errors
     /// When the store does not answer or refuses.
     async fn read(&self, group: &GroupKey) -> Result<Found, StoreError>;
+
+    /// What identifies the stored state of a group, without reading the rest; `None` where there is no record to
+    /// identify.
+    ///
+    /// # Errors
+    /// When the store does not answer or refuses.
+    async fn stamp(&self, group: &GroupKey) -> Result<Option<Stamp>, StoreError> {
+        Ok(match self.read(group).await? {
+            Found::Record { fields, .. } => rsc_core::record::stamp(&fields).ok(),
+            Found::Missing { .. } | Found::WrongType { .. } => None,
+        })
+    }
 
     /// Every member of the index: metadata keys, unordered.
     ///
@@ -139,7 +152,7 @@ pub trait GroupStore: Send + Sync + 'static {
     /// shard of `shards` is a key of the answer. The memory store has no streams: everything is proven.
     ///
     /// Each shard is read by one script at one instant, the shards at different ones. Only where records
-    /// and ghosts (pending entries without a record) alternate some 5,000 times before anything real is
+    /// and ghosts (pending entries without a record) alternate some 1,000 times before anything real is
     /// found, the script is called again from where it stopped. Such a proof is put together from several
     /// instants: an entry that somebody moves meanwhile (`XCLAIM … FORCE`, `XGROUP SETID`) to where the
     /// proof has passed escapes it. [`GroupStore::delete_shard`] never accepts one.
@@ -154,8 +167,9 @@ pub trait GroupStore: Send + Sync + 'static {
     ) -> Result<BTreeMap<u32, ShardProof>, StoreError>;
 
     /// Deletes the shard's key if the proof of [`GroupStore::prove_empty`] holds at that very instant, in
-    /// one script. What the proof cannot decide within one call stays: `NotEmpty` with
-    /// [`PendingUndecided`](crate::WaitReason::PendingUndecided). The memory store has no streams: `Absent`.
+    /// one script. What the proof cannot decide within one call (records and ghosts that alternate some 5,000
+    /// times) stays: `NotEmpty` with [`PendingUndecided`](crate::WaitReason::PendingUndecided), until somebody
+    /// acknowledges the ghosts. The memory store has no streams: `Absent`.
     ///
     /// # Errors
     /// When the store does not answer or refuses; the key may be deleted then. Asking again is safe: it

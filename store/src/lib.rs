@@ -24,10 +24,14 @@ mod group_store;
 pub mod memory;
 mod meter;
 pub mod redis;
+mod stream_reads;
 mod types;
 
 pub use drain::{ShardDeletion, ShardProof, WaitReason, Waiting};
 pub use group_store::GroupStore;
 pub use memory::MemoryStore;
 pub use redis::{RedisSettings, RedisStore, SettingsError};
+pub use stream_reads::{
+    GroupView, HistoryPage, Record, RecordPage, RecordRange, ShardView, StreamReads, StreamView, Undelivered,
+};
 pub use types::{Conflict, Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};

@@ -93,4 +93,8 @@ behaviour! {
         what_does_not_exist_is_proven_and_absent,
         what_was_only_provisioned_is_proven_and_deleted,
     }
+    reads {
+        what_does_not_exist_is_shown_as_absent,
+        a_history_is_paged_downwards,
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rsc_core::{ShardSet, Stamp, Tombstone};
 use rsc_protocol::GroupKey;
-use rsc_store::{Entered, GroupStore, ProvisionError, ShardDeletion, ShardProof, StoreError};
+use rsc_store::{Entered, GroupStore, ProvisionError, ShardDeletion, ShardProof, StoreError, StreamReads};
 use support::server::RedisServer;
 use support::stores::store;
 use support::{applied, created, enter, eventually, group, lease_only, structural, token};
@@ -169,6 +169,7 @@ async fn the_keys_of_a_script_share_one_slot() {
         store.unlock_stream(stream_prefix, &holder).await.unwrap();
         let shards = ShardSet::from(0..5);
         store.provision(stream_prefix, consumer_group, &shards).await.unwrap();
+        store.shard_views(stream_prefix, consumer_group, &shards, &shards).await.unwrap();
         let coordinated = [consumer_group.to_owned()];
         let proofs = store.prove_empty(stream_prefix, &shards, &coordinated).await.unwrap();
         assert!(proofs.values().all(|proof| matches!(proof, ShardProof::Empty { key_exists: true, .. })));

@@ -153,6 +153,14 @@ impl Api {
         answer.read()
     }
 
+    /// The sum of a metric's samples; 0 where there is none.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let text = String::from_utf8(self.get("/metrics").await.body).unwrap();
+        let samples = text.lines().filter_map(|line| line.rsplit_once(' '));
+        let is_of_it = |sample: &str| sample.split('{').next() == Some(name);
+        samples.filter(|(sample, _)| is_of_it(sample)).map(|(_, value)| value.parse::<f64>().unwrap()).sum()
+    }
+
     /// Sends a heartbeat and returns whatever came.
     pub(crate) async fn try_heartbeat(&self, group: &GroupKey, request: &HeartbeatRequest) -> Answer {
         let path = format!("{}/members/{}/heartbeat", group_path(group), encode(&request.member_id));

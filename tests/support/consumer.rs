@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::api::{Api, encode, group_path, monitored_path};
 use super::journal::{Journal, Reading, monotonic_us};
 use super::member::Member;
+use super::records::Source;
 use super::wait::wait_until;
 
 /// The coordinators that consumers may talk to; each heartbeat goes to one of them at random. Clones are the
@@ -37,7 +38,8 @@ impl Routes {
         *self.0.lock().unwrap() = apis.iter().map(|&api| api.clone()).collect();
     }
 
-    fn pick(&self) -> Api {
+    /// One of them, at random.
+    pub(crate) fn pick(&self) -> Api {
         self.0.lock().unwrap().choose(&mut rand::rng()).unwrap().clone()
     }
 }
@@ -52,6 +54,8 @@ pub(crate) struct Crew {
     pub(crate) interval: Duration,
     /// How long an answer is waited for.
     pub(crate) patience: Duration,
+    /// What they read between heartbeats; `None`: they only say that they do.
+    pub(crate) source: Option<Source>,
 }
 
 impl Crew {
@@ -63,7 +67,13 @@ impl Crew {
             journal: Journal::default(),
             interval: Duration::from_millis(100),
             patience: Duration::from_secs(5),
+            source: None,
         }
+    }
+
+    /// The same, and they read records.
+    pub(crate) fn reading(group: &GroupKey, routes: &Routes, source: &Source) -> Self {
+        Crew { source: Some(source.clone()), ..Crew::new(group, routes) }
     }
 
     /// A consumer starts.
@@ -78,6 +88,7 @@ impl Crew {
             member,
             lease_until_us: 0,
             reading: BTreeMap::new(),
+            claimed: BTreeSet::new(),
             seen: seen.clone(),
         };
         Consumer { id: id.to_owned(), orders, seen, task: tokio::spawn(life.live(listen)) }
@@ -182,6 +193,8 @@ struct Life {
     lease_until_us: u64,
     /// What it reads, and since when.
     reading: BTreeMap<u32, u64>,
+    /// Shards whose pending entries of former owners it has taken over.
+    claimed: BTreeSet<u32>,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -190,6 +203,7 @@ impl Life {
         self.member.drains_slowly = true;
         loop {
             self.beat().await;
+            self.read_records().await;
             let order = match timeout(self.crew.interval, orders.wait_for(|order| *order != Order::Go)).await
             {
                 Err(_) => Order::Go,
@@ -226,6 +240,21 @@ impl Life {
         self.keep_books();
         let settled = response.status == Status::Ok && self.member.draining.is_empty();
         self.seen.lock().unwrap().settled = settled;
+    }
+
+    /// Reads once whatever there is in the shards that it owns and does not drain, as long as its lease lasts.
+    async fn read_records(&mut self) {
+        let Some(source) = self.crew.source.clone() else { return };
+        self.claimed.retain(|shard| self.member.owned.contains(shard));
+        for shard in self.member.owned.clone() {
+            if monotonic_us() >= self.lease_until_us {
+                return;
+            }
+            let takes_over = !self.claimed.contains(&shard);
+            if source.read(&self.crew.group, shard, self.member.id(), takes_over).await {
+                self.claimed.insert(shard);
+            }
+        }
     }
 
     async fn leave(mut self) {

@@ -11,24 +11,38 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod ambush;
 mod api;
 mod consumer;
 mod daemon;
+mod fleet;
 mod journal;
 mod member;
 mod observer;
 mod old_client;
+mod producer;
+mod proxy;
 mod raw;
+mod records;
 mod redis_server;
+mod scene;
+mod stream;
 mod wait;
 
+pub(crate) use ambush::{Ambush, AmbushProxy, Moment};
 pub(crate) use api::{Answer, Api, encode, group_path, monitored_path};
 pub(crate) use consumer::{Consumer, Crew, Routes, Seen, settle};
 pub(crate) use daemon::{Daemon, DaemonBuilder};
+pub(crate) use fleet::Fleet;
 pub(crate) use journal::{DoubleReading, Journal, Reading, monotonic_us};
 pub(crate) use member::{Member, beat_until_stable, heartbeat};
 pub(crate) use observer::{Observed, Observer};
 pub(crate) use old_client::OldClient;
+pub(crate) use producer::{Produced, Producer, Refresh, Unpublished};
+pub(crate) use proxy::Proxy;
 pub(crate) use raw::{RawAnswer, RawConnection, heartbeat_unheard};
+pub(crate) use records::{Ledger, Record, Source};
 pub(crate) use redis_server::RedisServer;
+pub(crate) use scene::Scene;
+pub(crate) use stream::{Stream, scale_body};
 pub(crate) use wait::{DEADLINE, wait_until, wait_until_blocking};

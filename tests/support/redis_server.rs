@@ -1,5 +1,6 @@
 //! A private `redis-server`.
 
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
@@ -83,6 +84,17 @@ impl RedisServer {
         let mut command = redis::cmd("RESTORE");
         command.arg(key).arg(0).arg(dump).arg("REPLACE");
         command.exec_async(&mut self.connection().await).await.unwrap();
+    }
+
+    /// Everything it holds, by key, as [`RedisServer::dump`] gives it; but for mutexes, which come and go.
+    pub(crate) async fn dump_all(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut dumps = BTreeMap::new();
+        for key in self.command::<Vec<String>>(&["KEYS", "*"]).await {
+            if !key.ends_with("mutex") {
+                dumps.insert(key.clone(), self.dump(&key).await.unwrap());
+            }
+        }
+        dumps
     }
 
     /// The server hangs from now on: connections stay open, nothing is answered.

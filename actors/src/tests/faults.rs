@@ -1,14 +1,17 @@
 //! A store that counts, fails and waits on demand, in front of a real one.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use rsc_core::{ShardSet, Stamp, Tombstone, Write};
+use rsc_protocol::monitoring::RecordId;
 use rsc_protocol::{GroupKey, Timestamp};
 use rsc_store::{
-    Entered, Found, GroupStore, MutexToken, Outcome, ProvisionError, ShardDeletion, ShardProof, StoreError,
+    Entered, Found, GroupStore, HistoryPage, MutexToken, Outcome, ProvisionError, RecordPage, RecordRange,
+    ShardDeletion, ShardProof, ShardView, StoreError, StreamReads,
 };
 use tokio::sync::watch;
 
@@ -245,5 +248,55 @@ impl GroupStore for TestStore {
 
     fn kind(&self) -> &'static str {
         self.inner.kind()
+    }
+}
+
+#[async_trait]
+impl StreamReads for TestStore {
+    async fn shard_views(
+        &self,
+        stream_prefix: &str,
+        consumer_group: &str,
+        shards: &ShardSet,
+        judged: &ShardSet,
+    ) -> Result<BTreeMap<u32, ShardView>, StoreError> {
+        let views = self.inner.shard_views(stream_prefix, consumer_group, shards, judged);
+        self.ask("shard_views", views).await
+    }
+
+    async fn existing_streams(
+        &self,
+        stream_prefix: &str,
+        shards: Range<u32>,
+    ) -> Result<ShardSet, StoreError> {
+        self.ask("existing_streams", self.inner.existing_streams(stream_prefix, shards)).await
+    }
+
+    async fn pending_by_consumer(
+        &self,
+        stream_prefix: &str,
+        consumer_group: &str,
+        shards: &ShardSet,
+    ) -> Result<BTreeMap<u32, Option<Vec<(String, u64)>>>, StoreError> {
+        let pending = self.inner.pending_by_consumer(stream_prefix, consumer_group, shards);
+        self.ask("pending_by_consumer", pending).await
+    }
+
+    async fn records(
+        &self,
+        stream_prefix: &str,
+        shard: u32,
+        range: &RecordRange,
+    ) -> Result<RecordPage, StoreError> {
+        self.ask("records", self.inner.records(stream_prefix, shard, range)).await
+    }
+
+    async fn history(
+        &self,
+        group: &GroupKey,
+        before: Option<RecordId>,
+        limit: usize,
+    ) -> Result<HistoryPage, StoreError> {
+        self.ask("history", self.inner.history(group, before, limit)).await
     }
 }

@@ -33,7 +33,8 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// Before the next try after a failure or a `RETRY`.
     pub retry_pause: Duration,
-    /// The lease to assume where a coordinator does not tell `assignmentLeaseMs`; at most its member lease.
+    /// The lease to assume where a coordinator does not tell `assignmentLeaseMs`; at most nine tenths of its member lease
+    /// (ADR 0012).
     pub assumed_lease: Duration,
 }
 
@@ -43,7 +44,7 @@ impl Default for Settings {
             heartbeat_interval: Duration::from_secs(3),
             request_timeout: Duration::from_secs(2),
             retry_pause: Duration::from_millis(500),
-            assumed_lease: Duration::from_secs(15),
+            assumed_lease: Duration::from_millis(13_500),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rsc_core::RawFields;
 use rsc_protocol::Timestamp;
+use rsc_protocol::monitoring::RecordId;
 
 /// What a key holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +16,7 @@ pub enum Content {
     /// A set: the index.
     Set(BTreeSet<String>),
     /// A stream: a history, oldest entry first.
-    Stream(VecDeque<String>),
+    Stream(VecDeque<(RecordId, String)>),
 }
 
 impl Content {
@@ -91,11 +92,13 @@ impl Keyspace {
     /// Appends to the stream under `key`, of which the newest `most` entries stay. `false`: the key holds
     /// something else.
     pub fn append(&mut self, key: &str, text: &str, most: usize) -> bool {
+        let now = RecordId { milliseconds: self.now.as_millis().try_into().unwrap_or_default(), sequence: 0 };
         let Content::Stream(entries) = &mut self.entry_or(key, || Content::Stream(VecDeque::new())).content
         else {
             return false;
         };
-        entries.push_back(text.to_owned());
+        let behind = entries.back().and_then(|(last, _)| last.next());
+        entries.push_back((behind.map_or(now, |behind| behind.max(now)), text.to_owned()));
         while entries.len() > most {
             entries.pop_front();
         }

@@ -7,6 +7,7 @@
 
 mod clock;
 mod keyspace;
+mod stream_reads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -17,8 +17,8 @@ use crate::types::StoreError;
 /// How many shards are asked at the same time; each is a key of its own, perhaps on another node.
 const IN_FLIGHT: usize = 16;
 
-/// How often a proof is carried on. Each call walks thousands of entries.
-const MOST_CALLS: usize = 200;
+/// How many calls a proof may take; each walks some thousand scattered entries.
+const MOST_CALLS: usize = 500;
 
 /// What one call of a script says.
 #[derive(Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ fn rows(value: Value) -> Result<Vec<Waiting>, StoreError> {
     if rows.is_empty() { Err(unexpected("a shard waits for nobody")) } else { Ok(rows) }
 }
 
-fn row(value: Value) -> Result<Waiting, StoreError> {
+pub(super) fn row(value: Value) -> Result<Waiting, StoreError> {
     let row: [Value; 8] = list(value)?.try_into().map_err(|_| unexpected("what waits has not 8 parts"))?;
     let [group, reason, undelivered, at_least, pending, at_most, ghosts, oldest] = row;
     let reason = WaitReason::of(&text(reason)?).ok_or_else(|| unexpected("a shard waits for no reason"))?;
@@ -141,21 +141,21 @@ fn row(value: Value) -> Result<Waiting, StoreError> {
     })
 }
 
-fn list(value: Value) -> Result<Vec<Value>, StoreError> {
+pub(super) fn list(value: Value) -> Result<Vec<Value>, StoreError> {
     match value {
         Value::Array(items) => Ok(items),
-        _ => Err(unexpected("the answer about a shard has no list where one belongs")),
+        _ => Err(unexpected("an answer about a shard has no list where one belongs")),
     }
 }
 
-fn bytes(value: Value) -> Result<Vec<u8>, StoreError> {
+pub(super) fn bytes(value: Value) -> Result<Vec<u8>, StoreError> {
     match value {
         Value::BulkString(bytes) => Ok(bytes),
-        _ => Err(unexpected("the answer about a shard has no bytes where they belong")),
+        _ => Err(unexpected("an answer about a shard has no bytes where they belong")),
     }
 }
 
-fn number(value: Value) -> Result<u64, StoreError> {
+pub(super) fn number(value: Value) -> Result<u64, StoreError> {
     let number = if let Value::Int(number) = value { u64::try_from(number).ok() } else { None };
-    number.ok_or_else(|| unexpected("the answer about a shard has no number where one belongs"))
+    number.ok_or_else(|| unexpected("an answer about a shard has no number where one belongs"))
 }

@@ -18,7 +18,8 @@
 //! `EVALSHA`, `EVAL`, `SCRIPT|LOAD`, `TIME`, `TYPE`, `GET`, `SET`, `DEL`, `PTTL`, `PEXPIRE`, `PERSIST`,
 //! `HGETALL`, `HMGET`, `HSET`, `HDEL`, `XADD`, `SMEMBERS`, `SISMEMBER`, `SADD`, `SREM` on the coordinator's
 //! own keys, and `XGROUP|CREATE`, `TYPE`, `XINFO|GROUPS`, `XRANGE`, `XPENDING`, `XACK` and `UNLINK` on the
-//! shards' keys.
+//! shards' keys; for monitoring also `XINFO|STREAM` and `XREVRANGE` on these and on histories, and, if it may,
+//! `MEMORY|USAGE`.
 
 mod drain;
 mod link;
@@ -26,6 +27,7 @@ mod provision;
 mod reply;
 mod scripts;
 mod settings;
+mod stream_reads;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -55,6 +57,8 @@ use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreErr
 pub struct RedisStore {
     keys: Keys,
     links: Vec<Arc<Link>>,
+    /// What people read goes through this one: a large answer delays no commit.
+    monitoring: Arc<Link>,
     mutex_ttl: String,
     command_timeout: Duration,
     _home: Home,
@@ -104,6 +108,7 @@ impl RedisStore {
         Ok(RedisStore {
             keys: settings.keys.clone(),
             links: (0..settings.connections).map(link).collect(),
+            monitoring: link(0),
             mutex_ttl: settings.mutex_ttl.as_millis().to_string(),
             command_timeout: settings.command_timeout,
             _home: home,
@@ -125,9 +130,19 @@ impl RedisStore {
         keys: &[&str],
         arguments: &[A],
     ) -> Result<Value, Failure> {
+        self.run_on(self.link(keys.first().copied().unwrap_or_default()), script, keys, arguments).await
+    }
+
+    /// Runs a script through this connection.
+    async fn run_on<A: ToRedisArgs + Sync>(
+        &self,
+        link: &Arc<Link>,
+        script: &'static Script,
+        keys: &[&str],
+        arguments: &[A],
+    ) -> Result<Value, Failure> {
         let started = Instant::now();
         let deadline = started + self.command_timeout;
-        let link = self.link(keys.first().copied().unwrap_or_default());
         let command = script_call("EVALSHA", &script.sha, keys, arguments);
         let mut answer = link.command(&command, deadline).await;
         if matches!(&answer, Err(Failure::Refused { code, .. }) if code == "NOSCRIPT") {
@@ -334,6 +349,21 @@ impl GroupStore for RedisStore {
         let (metadata, tombstone) = (self.keys.metadata(group), self.keys.tombstone(group));
         let answer = self.run::<&str>(&SCRIPTS.read, &[&metadata, &tombstone], &[]).await;
         reply::found(answer.map_err(Failure::into_error)?)
+    }
+
+    async fn stamp(&self, group: &GroupKey) -> Result<Option<Stamp>, StoreError> {
+        const FIELDS: [&str; 3] = ["revision", "liveRevision", "writeId"];
+        let metadata = self.keys.metadata(group);
+        let command = ::redis::cmd("HMGET").arg(&metadata).arg(&FIELDS).to_owned();
+        let values = self.plain("stamp", &metadata, &command).await?;
+        let values = values.into_sequence().map_err(|_| reply::unexpected("HMGET answers no list"))?;
+        let mut fields = rsc_core::RawFields::new();
+        for (field, value) in FIELDS.into_iter().zip(values) {
+            if value != Value::Nil {
+                fields.insert(field.to_owned(), reply::text(value)?.into_bytes());
+            }
+        }
+        Ok(rsc_core::record::stamp(&fields).ok())
     }
 
     async fn index(&self) -> Result<Vec<String>, StoreError> {

@@ -1,5 +1,5 @@
 //! The scripts that do the work on the server, one file each under `src/scripts/`, each with `common.lua`
-//! in front of it; those that prove a shard empty have `proof.lua` in between.
+//! in front of it; those that look into shards have `proof.lua` in between.
 
 use std::sync::LazyLock;
 
@@ -43,11 +43,13 @@ pub(super) struct Scripts {
     pub(super) prove_empty: Script,
     /// Deletes a shard that it proves empty.
     pub(super) delete_shard: Script,
+    /// Shows what a shard's key holds.
+    pub(super) view: Script,
 }
 
 impl Scripts {
     /// All of them, for loading them into a server at once.
-    pub(super) fn all(&self) -> [&Script; 10] {
+    pub(super) fn all(&self) -> [&Script; 11] {
         [
             &self.enter,
             &self.commit,
@@ -59,6 +61,7 @@ impl Scripts {
             &self.renew,
             &self.prove_empty,
             &self.delete_shard,
+            &self.view,
         ]
     }
 }
@@ -89,4 +92,5 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     renew: script!("renew"),
     prove_empty: script!("prove_empty", "proof"),
     delete_shard: script!("delete_shard", "proof"),
+    view: script!("view", "proof"),
 });

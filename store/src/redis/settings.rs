@@ -28,7 +28,8 @@ pub struct RedisSettings {
     pub command_timeout: Duration,
     /// How long one attempt to connect may take; more than 0. The command timeout cuts it too.
     pub connect_timeout: Duration,
-    /// How many connections are held, at least 1; all calls for one group go through the same one.
+    /// How many connections are held, at least 1; all calls for one group go through the same one. What people
+    /// read of streams goes through one more, made when it is first needed.
     pub connections: usize,
 }
 

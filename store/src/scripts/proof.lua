@@ -9,8 +9,10 @@
 local COUNTED = 100
 -- Records come with their content; what goes beyond these bytes is not fetched for the sake of a count.
 local COUNTED_BYTES = 262144
--- How many commands one call of a script may spend on pending entries.
-local WALKED = 10000
+-- How many commands (8 µs each) one call of a script may spend on pending entries: a proof that can go on,
+-- and one that has to be whole.
+local WALKED = 2000
+local WALKED_AT_ONCE = 10000
 -- How many of them where the answer is known already and only the figures are wanted.
 local WALKED_FOR_FIGURES = 500
 -- There is nothing behind this id; Redis refuses to look.
@@ -102,24 +104,13 @@ local function walk_pending(key, group, start, commands)
   return walk
 end
 
--- Proves that nothing on the key waits for any consumer group, or says what does. `coordinated`: names of
--- groups that have to exist on it. `starts`: by group, where to go on with its pending entries.
---   { 'absent' }, { 'wrong_type', type }, { 'proven', ghosts },
---   { 'waits', rows }, or { 'undecided', rows, groups and their starts }, the commands being spent;
--- a row: group, reason, undelivered, 1 if that is at least, pending, 1 if that is at most, ghosts, oldest id
-local function prove(key, coordinated, starts)
-  local kind = redis.call('TYPE', key).ok
-  if kind ~= 'none' and kind ~= 'stream' then
-    return { 'wrong_type', kind }
-  end
-  -- Acknowledges nothing, and is refused where writes are: what a replica or a master cut off from its
-  -- replicas does not have proves nothing.
-  redis.call('XACK', key, '', '0-0')
-  if kind == 'none' then
-    return { 'absent' }
-  end
-
-  local rows, go_on, all_ghosts, left = {}, {}, 0, WALKED
+-- Looks for what waits on a stream, for any consumer group. `coordinated`: names of groups that have to exist
+-- on it. `starts`: by group, where to go on with its pending entries. `left`: the commands that may be spent
+-- on them. Returns `rows` of what waits, `ghosts` (all of them), and `undecided`, groups and their starts, if
+-- the commands were spent before anything was found. A row: group, reason, undelivered, 1 if that is at
+-- least, pending, 1 if that is at most, ghosts, oldest id.
+local function judge(key, coordinated, starts, left)
+  local rows, go_on, all_ghosts = {}, {}, 0
   local decided, open = false, false
   local exists = {}
   for _, info in ipairs(redis.call('XINFO', 'GROUPS', key)) do
@@ -162,13 +153,31 @@ local function prove(key, coordinated, starts)
       decided = true
     end
   end
-  if open and not decided then
-    return { 'undecided', rows, go_on }
+  return { rows = rows, ghosts = all_ghosts, undecided = open and not decided and go_on }
+end
+
+-- Proves that nothing on the key waits, or says what does.
+--   { 'absent' }, { 'wrong_type', type }, { 'proven', ghosts },
+--   { 'waits', rows }, or { 'undecided', rows, groups and their starts }
+local function prove(key, coordinated, starts, left)
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= 'stream' then
+    return { 'wrong_type', kind }
   end
-  if #rows > 0 then
-    return { 'waits', rows }
+  -- Acknowledges nothing, and is refused where writes are: what a replica or a master cut off from its
+  -- replicas does not have proves nothing.
+  redis.call('XACK', key, '', '0-0')
+  if kind == 'none' then
+    return { 'absent' }
   end
-  return { 'proven', all_ghosts }
+  local found = judge(key, coordinated, starts, left)
+  if found.undecided then
+    return { 'undecided', found.rows, found.undecided }
+  end
+  if #found.rows > 0 then
+    return { 'waits', found.rows }
+  end
+  return { 'proven', found.ghosts }
 end
 
 -- ARGV as the scripts take it: 1 number of coordinated groups, these, then groups and their starts.

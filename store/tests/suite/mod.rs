@@ -5,3 +5,4 @@ pub(crate) mod commit;
 pub(crate) mod drain;
 pub(crate) mod lifecycle;
 pub(crate) mod mutex;
+pub(crate) mod reads;

@@ -158,7 +158,7 @@ impl World {
                 entries.ids.iter().map(|entry| entry.get("entry").unwrap()).collect()
             }
             Hands::Memory(store) => store.edit(|keyspace| match keyspace.content(key) {
-                Some(Content::Stream(entries)) => entries.iter().cloned().collect(),
+                Some(Content::Stream(entries)) => entries.iter().map(|(_, text)| text.clone()).collect(),
                 _ => VecDeque::new().into(),
             }),
         }

@@ -1,0 +1,116 @@
+//! A TCP proxy: before coordinators a load balancer that a test can point elsewhere, before Redis a way to do
+//! something between two commands.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+
+use super::wait::DEADLINE;
+
+/// Passes bytes on to a port of this machine. It ends with the test's runtime.
+pub(crate) struct Proxy {
+    port: u16,
+    target: watch::Sender<Option<u16>>,
+    trap: Arc<Mutex<Option<Trap>>>,
+}
+
+struct Trap {
+    needle: Vec<u8>,
+    reached: oneshot::Sender<()>,
+    let_go: oneshot::Receiver<()>,
+}
+
+/// A message to come that is held back until [`Held::let_go`].
+pub(crate) struct Held {
+    reached: oneshot::Receiver<()>,
+    let_go: oneshot::Sender<()>,
+}
+
+impl Held {
+    /// Waits until the message is there.
+    pub(crate) async fn reached(&mut self) {
+        timeout(DEADLINE, &mut self.reached).await.unwrap().unwrap();
+    }
+
+    /// It goes on.
+    pub(crate) fn let_go(self) {
+        let _ = self.let_go.send(());
+    }
+}
+
+impl Proxy {
+    /// One that leads to `port`.
+    pub(crate) async fn to(port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let own_port = listener.local_addr().unwrap().port();
+        let (target, leads_to) = watch::channel(Some(port));
+        let trap = Arc::<Mutex<Option<Trap>>>::default();
+        let traps = Arc::clone(&trap);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(pass(client, leads_to.clone(), Arc::clone(&traps)));
+            }
+        });
+        Proxy { port: own_port, target, trap }
+    }
+
+    /// The port to come to.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Leads to another port from now on, or nowhere; present connections end.
+    pub(crate) fn lead_to(&self, port: Option<u16>) {
+        self.target.send_replace(port);
+    }
+
+    /// The next message of a client that contains `needle` is held back.
+    pub(crate) fn hold_next(&self, needle: &str) -> Held {
+        let (reached, is_reached) = oneshot::channel();
+        let (let_go, is_let_go) = oneshot::channel();
+        let trap = Trap { needle: needle.as_bytes().to_vec(), reached, let_go: is_let_go };
+        *self.trap.lock().unwrap() = Some(trap);
+        Held { reached: is_reached, let_go }
+    }
+}
+
+async fn pass(
+    client: TcpStream,
+    mut leads_to: watch::Receiver<Option<u16>>,
+    traps: Arc<Mutex<Option<Trap>>>,
+) {
+    let target = *leads_to.borrow_and_update();
+    let Some(port) = target else { return };
+    let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let requests = async {
+        let mut seen: Vec<u8> = Vec::new();
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count @ 1..) = from_client.read(&mut buffer).await {
+            seen.extend(&buffer[..count]);
+            let is_it = |trap: &mut Trap| seen.windows(trap.needle.len()).any(|part| part == trap.needle);
+            let trap = traps.lock().unwrap().take_if(is_it);
+            if let Some(trap) = trap {
+                let _ = trap.reached.send(());
+                let _ = trap.let_go.await;
+            }
+            // A needle may come in two pieces.
+            seen.drain(..seen.len().saturating_sub(128));
+            if to_server.write_all(&buffer[..count]).await.is_err() {
+                return;
+            }
+        }
+    };
+    let answers = async {
+        let _ = tokio::io::copy(&mut from_server, &mut to_client).await;
+    };
+    tokio::select! {
+        () = requests => {}
+        () = answers => {}
+        _ = leads_to.changed() => {}
+    }
+}
