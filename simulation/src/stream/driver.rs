@@ -51,6 +51,12 @@ pub(crate) struct Driver {
     pub(crate) requests: VecDeque<Request>,
     /// The todos prepare a change that an operator asked for: all groups, or none.
     prepares: bool,
+    prepared_id: String,
+    /// None of the todos was begun: what was read under the mutex must still be ours to act upon. Later on it is
+    /// renewed and not asked for.
+    is_first: bool,
+    /// A change that could not be prepared is taken back: whoever refuses that is left to the next pass.
+    takes_back: bool,
     pub(crate) timer: u64,
 }
 
@@ -103,7 +109,7 @@ impl StreamWorld {
         (driver.phase, driver.waits_for) = (Phase::Idle, 0);
         driver.todo.clear();
         driver.pieces.clear();
-        driver.prepares = false;
+        (driver.prepares, driver.takes_back) = (false, false);
         self.schedule_drive(index, again_after.max(1));
     }
 
@@ -120,7 +126,7 @@ impl StreamWorld {
         driver.waits_for = 0;
         match (&driver.phase, said) {
             (Phase::Locking, Said::Locked(true)) => self.read_all(index),
-            (Phase::Renewing, Said::Locked(true)) => self.go_on_driving(index),
+            (Phase::Renewing, Said::Locked(holds)) if holds || !driver.is_first => self.go_on_driving(index),
             (Phase::Locking | Phase::Renewing, _) => {
                 let pause = self.dice.between(1, self.shape.tick);
                 self.end_pass(index, pause);
@@ -204,7 +210,9 @@ impl StreamWorld {
                         todo.front(),
                         Some(Todo::Step { step: MigrationStep::Prepare { compare: false, .. }, .. })
                     );
-                    self.driver(index).prepares = is_new;
+                    let id = super::operator::id_of(&todo);
+                    let driver = self.driver(index);
+                    (driver.prepares, driver.prepared_id) = (is_new, id);
                 }
                 Err(why) => {
                     self.counts.refused += 1;
@@ -232,6 +240,7 @@ impl StreamWorld {
         }
         let driver = self.driver(index);
         (driver.groups, driver.facts, driver.todo) = (groups, facts, todo);
+        driver.is_first = true;
         self.next_todo(index);
     }
 
@@ -242,10 +251,16 @@ impl StreamWorld {
     }
 
     fn go_on_driving(&mut self, index: usize) {
+        self.driver(index).is_first = false;
         let Some(todo) = self.driver(index).todo.pop_front() else {
             let driver = self.driver(index);
             driver.prepares = false;
-            self.read_all(index);
+            if std::mem::take(&mut driver.takes_back) {
+                self.unlock(index);
+                self.end_pass(index, self.shape.tick);
+            } else {
+                self.read_all(index);
+            }
             return;
         };
         if !self.boundary(index, "before a todo of the driver", 0.02) {
@@ -328,25 +343,27 @@ impl StreamWorld {
         }
     }
 
-    /// A refusal ends the pass; a change that is not recorded in every group is taken back from those that have it.
+    /// A refusal ends the pass. A change that one group refused, or that it could not be asked for, is taken back from
+    /// all of them: an answer may have been lost.
     fn step_failed(&mut self, index: usize, reply: Option<&Reply>) {
         self.tell(|_| format!("driver {index}: refused: {reply:?}"));
         let driver = self.driver(index);
-        if std::mem::take(&mut driver.prepares) && reply.is_some() {
-            let (id, note) = (super::operator::id_of(&driver.todo), super::operator::note(driver.now));
+        if driver.takes_back {
+            self.next_piece(index);
+            return;
+        }
+        if std::mem::take(&mut driver.prepares) {
+            let (id, note) = (driver.prepared_id.clone(), super::operator::note(driver.now));
             let taken_back = |group: &Group| Todo::Step {
                 group: group.key.clone(),
                 resharding_id: id.clone(),
                 step: MigrationStep::Rollback { note: Box::new(note.clone()), whole: false, compare: false },
             };
-            let first = driver.groups.len().saturating_sub(driver.todo.len() + 1);
-            let todo: VecDeque<Todo> = driver.groups.iter().take(first).map(taken_back).collect();
-            driver.todo = todo;
+            driver.todo = driver.groups.iter().map(taken_back).collect();
+            driver.takes_back = true;
             self.counts.refused += 1;
-            if !self.driver(index).todo.is_empty() {
-                self.next_todo(index);
-                return;
-            }
+            self.next_todo(index);
+            return;
         }
         self.unlock(index);
         self.end_pass(index, self.shape.tick);

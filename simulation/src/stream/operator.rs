@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use rsc_core::migration::stream::{self, Next, Todo};
-use rsc_core::{Group, MigrationSpec, MigrationStep};
+use rsc_core::{Group, Migration, MigrationSpec, MigrationStep};
 use rsc_protocol::Timestamp;
 use rsc_protocol::resharding::{MigrationState, Retire, RollbackNote};
 
@@ -115,12 +115,18 @@ impl StreamWorld {
         now: i64,
         next: &Next,
     ) -> Result<Vec<Todo>, &'static str> {
-        let running = groups.iter().find_map(|group| group.active_migration());
+        let running = groups.iter().filter_map(Group::active_migration);
+        let running =
+            running.max_by_key(|migration| (migration.created_at, migration.resharding_id.as_str()));
+        let in_round = groups.iter().any(|group| group.metadata_correction.is_some());
         match request {
             Request::Scale { target, retire, deprecated_after } => {
                 if let Some(running) = running {
                     let same = running.to_shard_count == *target && !running.state.is_back();
                     return if same { Ok(next.todo.clone()) } else { Err("another migration runs") };
+                }
+                if in_round {
+                    return Err("members are being brought back");
                 }
                 if !next.has_settled() {
                     return Err("the groups are being brought to one count");
@@ -153,32 +159,31 @@ impl StreamWorld {
             }
             Request::Rollback => {
                 let Some(running) = running else { return Err("nothing runs") };
+                if in_round {
+                    return Err("members are being brought back");
+                }
                 if self.shape.has_forgotten_producer && running.state == MigrationState::Preparing {
                     // Its shards stay, and who does not know this protocol may write into them.
                     return Err("not in this run");
                 }
                 let id = running.resharding_id.clone();
-                let has_it = |group: &&Group| group.migration(&id).is_some();
-                let is_told = |group: &Group| {
-                    let recorded = group.migration(&id);
-                    recorded.is_some_and(|recorded| recorded.provisioned || recorded.activated_at.is_some())
+                let known = running.from_shard_count.max(running.to_shard_count);
+                let records = || groups.iter().filter_map(|group| Some((group, group.migration(&id)?)));
+                let too_far = |migration: &Migration| {
+                    migration.state == MigrationState::Deprecated || migration.deleting || migration.repairs
                 };
-                let whole = groups.iter().any(is_told);
-                let shards: rsc_core::ShardSet = groups
-                    .iter()
-                    .flat_map(|group| group.read_set().to_set().iter().collect::<Vec<_>>())
-                    .chain(0..running.from_shard_count.max(running.to_shard_count))
-                    .collect();
-                let mut todo = Vec::new();
-                for group in groups.iter().filter(has_it).take(if whole { 1 } else { groups.len() }) {
-                    if whole {
-                        todo.push(Todo::Provision { group: group.key.clone(), shards: shards.clone() });
-                    }
-                    let note = Box::new(note(now));
-                    let step = MigrationStep::Rollback { note, whole, compare: false };
-                    todo.push(Todo::Step { group: group.key.clone(), resharding_id: id.clone(), step });
+                if records().any(|(_, migration)| too_far(migration)) {
+                    return Err("it has gone too far");
                 }
-                Ok(todo)
+                if records().any(|(_, migration)| migration.state.is_back()) {
+                    return Ok(next.todo.clone());
+                }
+                let whole = records().any(|(_, migration)| migration.activated_at.is_some());
+                let Some((first, _)) = records().next() else { return Err("nothing runs") };
+                let step = MigrationStep::Rollback { note: Box::new(note(now)), whole, compare: false };
+                let step = Todo::Step { group: first.key.clone(), resharding_id: id.clone(), step };
+                let create = Todo::Provision { group: first.key.clone(), shards: (0..known).collect() };
+                Ok(if whole { vec![create, step] } else { vec![step] })
             }
             Request::CreateGroup => {
                 let is_free = running.is_none() && next.has_settled();

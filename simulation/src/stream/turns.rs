@@ -197,7 +197,7 @@ impl StreamWorld {
             && known.stamp.revision == lost.decision.group.store_revision
             && known.group == lost.decision.group
         {
-            actor.watch.committed(&known.stamp);
+            actor.watch.committed(now, &known.stamp);
             actor.loss_to_report &= !lost.notices_loss;
             actor.known = Some(known);
             self.ask(index, Asker::Actor(group), Op::Release { group, token });
@@ -246,12 +246,13 @@ impl StreamWorld {
     }
 
     fn committed(&mut self, index: usize, group: usize, committed: Committed) {
+        let now = self.at;
         let actor = &mut self.coordinators[index].actors[group];
         let Some(turn) = &mut actor.turn else { return };
         let Stage::Committing(pending) = std::mem::replace(&mut turn.stage, Stage::Waiting) else { return };
         match committed {
             Committed::Applied(stamp) => {
-                actor.watch.committed(&stamp);
+                actor.watch.committed(now, &stamp);
                 actor.loss_to_report &= !pending.notices_loss;
                 let decided = &pending.decision;
                 actor.seen_version = actor.seen_version.max(decided.group.metadata_version);
