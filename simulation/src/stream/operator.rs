@@ -65,11 +65,11 @@ impl StreamWorld {
                 Request::Scale { target, retire, deprecated_after }
             }
         };
-        let creates = matches!(request, Request::Scale { .. }) && self.dice.chance(0.1);
+        let creates = matches!(request, Request::Scale { .. }) && self.dice.chance(0.25);
         self.request(request);
         if creates {
             // Somebody else, who does not know of the change.
-            let soon = self.at + self.dice.between(0, 300);
+            let soon = self.at + self.dice.between(0, 200);
             self.schedule(soon, Event::CreateGroup);
         }
         let pause = self.dice.between(1, 2 * self.shape.timing.lease);
