@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::coordinator::Coordinator;
-use super::ledger::Forgotten;
 use super::world::{Event, GROUPS, MEMBERS, StreamWorld};
 
 #[derive(Clone, Copy, Debug)]
@@ -283,89 +282,6 @@ impl StreamWorld {
             }
             self.destroyed.push((shard, group));
         }
-    }
-
-    /// What records know: migrations that were activated, and removed shards whose deletion has begun.
-    fn known(&self) -> (BTreeSet<(String, u32, u32)>, BTreeSet<(String, u32)>) {
-        let mut activated = BTreeSet::new();
-        let mut deleting = BTreeSet::new();
-        let stored = self
-            .groups
-            .iter()
-            .filter_map(|group| group.redis.stored.as_ref().or(group.restored_with.as_ref()));
-        for (id, migration) in stored.flat_map(|stored| stored.group.migrations.iter()) {
-            if migration.activated_at.is_some() {
-                activated.insert((id.clone(), migration.from_shard_count, migration.to_shard_count));
-            }
-            if migration.deleting {
-                deleting.extend(migration.retired.iter().map(|shard| (id.clone(), shard)));
-            }
-        }
-        (activated, deleting)
-    }
-
-    /// Redis loses something; what no record knows any more afterwards is what is documented to remain.
-    fn lose(&mut self, loss: impl FnOnce(&mut Self)) {
-        let (activated, deleting) = self.known();
-        loss(self);
-        self.losses += 1;
-        let (still_activated, still_deleting) = self.known();
-        // The last answer with the lost count may be on its way, or the record may come back later.
-        let until = self.at + self.shape.cache + self.shape.flight + 5 * self.shape.timing.lease;
-        for (id, from, to) in activated.difference(&still_activated) {
-            let since = self.activated_at.get(id).copied().unwrap_or(0);
-            self.tell(|_| format!("no record knows the activation of {id} ({from} to {to}) any more"));
-            self.ledger.forgotten.push(Forgotten { shards: *from..*to, since, until });
-        }
-        for (id, shard) in deleting.difference(&still_deleting) {
-            self.tell(|_| format!("no record knows any more that {id} deletes shard {shard}"));
-            self.undone.push(*shard);
-        }
-    }
-
-    fn roll_back(&mut self, group: usize, writes: usize) {
-        let record = &mut self.groups[group];
-        if writes == 0 || !record.is_admitted {
-            return;
-        }
-        if let Some(lost) = record.redis.roll_back(writes) {
-            record.replaced_at.truncate(record.redis.past.len());
-            self.tell(|world| {
-                let stored = world.groups[group].redis.stored.as_ref();
-                let now = stored.map(|stored| (stored.group.metadata_version, stored.group.shard_count));
-                format!(
-                    "REDIS LOSES {writes} writes of {}: v{} -> {now:?}",
-                    world.name(group),
-                    lost.group.metadata_version
-                )
-            });
-        }
-    }
-
-    /// The key goes; it comes back as it was, or as it was some time ago.
-    fn lose_key(&mut self, group: usize) {
-        if !self.groups[group].is_admitted {
-            return;
-        }
-        let record = &mut self.groups[group];
-        let Some(lost) = record.redis.lose_key() else { return };
-        let past = record.redis.past.len();
-        let back = if self.dice.chance(0.5) { 0 } else { self.dice.below(past.min(30) + 1) };
-        let snapshot = if back == 0 { lost } else { self.groups[group].redis.past[past - back].clone() };
-        let away = self.dice.between(1, 2 * self.shape.timing.lease);
-        self.tell(|world| format!("REDIS LOSES THE KEY of {} for {away}", world.name(group)));
-        self.groups[group].restored_with = Some(snapshot);
-        self.schedule(self.at + away, Event::Restore { group });
-    }
-
-    pub(crate) fn restore(&mut self, group: usize) {
-        let record = &mut self.groups[group];
-        let Some(snapshot) = record.restored_with.take() else { return };
-        let live_revision = snapshot.stamp.live_revision;
-        record.redis.past.retain(|one| one.stamp.live_revision < live_revision);
-        record.replaced_at.truncate(record.redis.past.len());
-        record.redis.restore(snapshot);
-        self.tell(|world| format!("the key of {} comes back", world.name(group)));
     }
 
     /// A coordinator process dies; what it was doing is lost.

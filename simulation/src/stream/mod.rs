@@ -11,6 +11,7 @@ mod coordinator;
 mod disrupt;
 mod driver;
 mod ledger;
+mod losses;
 mod operator;
 pub mod plan;
 mod producers;

@@ -114,6 +114,8 @@ impl StreamPlan {
 pub(crate) struct Shape {
     /// Members and coordinators.
     pub(crate) timing: Timing,
+    /// Groups that the stream begins with.
+    pub(crate) groups: usize,
     /// How long producers may use what they are told.
     pub(crate) cache: i64,
     /// The longest way of an `XADD`.
@@ -146,6 +148,7 @@ impl Shape {
         timing.core.publish_margin_ms = unsigned(margin);
         timing.faulty = timing.lease * dice.between(4, 12);
         Shape {
+            groups: if dice.chance(0.15) { 1 } else { 2 },
             cache,
             flight,
             producer_timeout: if dice.chance(0.5) { timing.request_timeout } else { cache },

@@ -49,7 +49,7 @@ impl StreamWorld {
             let fast_ppm = if self.dice.chance(0.3) { self.dice.between(0, 2_000) } else { 0 };
             self.producers.push(ProducerProcess {
                 machine: Producer::new(settings),
-                group: producer % 2,
+                group: producer % self.shape.groups,
                 fixed,
                 paused_until: 0,
                 cut_off_until: 0,
@@ -67,10 +67,8 @@ impl StreamWorld {
         match event {
             Event::Publish { producer } => self.publish(producer),
             Event::PublishOne { producer } => self.publish_one(producer),
-            Event::ProducerWakes { producer, timer } => {
-                if self.producers[producer].timer == timer && self.producers[producer].fixed.is_none() {
-                    self.tell_producer(producer, ProducerEvent::Time);
-                }
+            Event::ProducerWakes { producer, timer } if self.producers[producer].timer == timer => {
+                self.tell_producer(producer, ProducerEvent::Time);
             }
             Event::Route { coordinator, producer, request, tag, sent_at } => {
                 if self.coordinators[coordinator].alive {
@@ -206,15 +204,12 @@ impl StreamWorld {
             self.send_routing(producer, request, Some(Some(routing)), sent_at);
             return;
         }
-        let asker = Asker::Routing { producer, request, tag, sent_at, group };
+        let asker = Asker::Routing { producer, request, tag, sent_at };
         self.ask(coordinator, asker, Op::Read { group });
     }
 
-    #[expect(clippy::too_many_arguments, reason = "a request and its answer")]
     pub(crate) fn answer_routing(
         &mut self,
-        _coordinator: usize,
-        _group: usize,
         producer: usize,
         request: u64,
         tag: Option<&str>,
@@ -284,7 +279,9 @@ impl StreamWorld {
         let late = self.stored().iter().find_map(|stored| {
             let running = stored.group.active_migration()?;
             let drains = running.draining_since.is_some() && !running.state.is_back();
-            (drains && shard >= stored.group.shard_count).then(|| running.resharding_id.clone())
+            let is_removed = shard >= stored.group.shard_count;
+            let is_late = is_removed && (drains || running.retired.contains(shard));
+            is_late.then(|| running.resharding_id.clone())
         });
         if let Some(id) = late {
             self.violate(format!(

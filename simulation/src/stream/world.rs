@@ -51,7 +51,7 @@ pub(crate) enum Asker {
     /// The driver.
     Driver,
     /// A producer's request for routing.
-    Routing { producer: usize, request: u64, tag: Option<String>, sent_at: i64, group: usize },
+    Routing { producer: usize, request: u64, tag: Option<String>, sent_at: i64 },
 }
 
 /// What Redis is asked.
@@ -217,7 +217,7 @@ impl StreamWorld {
             });
         }
         let count = u32::try_from(self.dice.between(1, 5)).unwrap_or(1);
-        for group in 0..2 {
+        for group in 0..self.shape.groups {
             self.create_group(group, count);
             (0..count).for_each(|shard| self.streams.create_group(shard, group));
             let record = &self.groups[group];
@@ -259,7 +259,7 @@ impl StreamWorld {
         for coordinator in 0..self.coordinators.len() {
             self.schedule_drive(coordinator, self.shape.tick);
         }
-        for group in 0..2 {
+        for group in 0..self.shape.groups {
             for member in 0..self.dice.below(MEMBERS.len() + 1) {
                 let at = self.dice.between(0, self.shape.timing.heartbeat);
                 self.schedule(at, Event::StartMember { group, member });
@@ -400,12 +400,9 @@ impl StreamWorld {
             Event::TimedOut { asker: Asker::Driver, coordinator, trip, .. } => {
                 self.driver_hears_nothing(coordinator, trip);
             }
-            Event::Said {
-                asker: Asker::Routing { producer, request, tag, sent_at, group },
-                coordinator,
-                said,
-                ..
-            } => self.answer_routing(coordinator, group, producer, request, tag.as_deref(), sent_at, said),
+            Event::Said { asker: Asker::Routing { producer, request, tag, sent_at }, said, .. } => {
+                self.answer_routing(producer, request, tag.as_deref(), sent_at, said)
+            }
             Event::TimedOut { asker: Asker::Routing { .. }, .. } => {}
             Event::Continue { coordinator, group, step, .. } => self.continue_turn(coordinator, group, step),
             Event::Tick { coordinator, group, timer, .. } => self.tick(coordinator, group, timer),
