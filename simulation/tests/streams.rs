@@ -1,6 +1,5 @@
 //! The world of one stream with several groups: a fixed number of schedules without a violation, and the proof that it
 //! would notice.
-#![expect(clippy::panic, reason = "a test's helpers may fail the test")]
 
 use rsc_simulation::plan::FaultMix;
 use rsc_simulation::stream::plan::{StreamPlan, StreamPlanted};
@@ -9,7 +8,7 @@ use rsc_simulation::stream::run::run_stream;
 /// Seeds of each kind that CI runs.
 const SEEDS: u64 = 40;
 /// Seeds tried at most for a planted fault.
-const AT_MOST: u64 = 400;
+const AT_MOST: u64 = 800;
 
 fn again(plan: StreamPlan) -> String {
     format!("{plan:?}; docs/simulation.md says how to replay it")
@@ -84,21 +83,31 @@ fn a_seed_replays() {
 fn kind_of(name: &str) -> FaultMix {
     match name {
         "CountsNotCompared" | "MissingRecordLeftOut" => FaultMix::Rollback,
-        "ProducerLeaseFromReceipt" | "NoPublishMargin" | "GhostsCounted" => FaultMix::Network,
-        "PublishedAfterLease" => FaultMix::Crash,
-        "GroupBornDuringMigration" => FaultMix::All,
+        "ProducerLeaseFromReceipt" | "PublishedAfterLease" | "NoPublishMargin" | "LateDeletion" => {
+            FaultMix::Network
+        }
+        "GhostsCounted" => FaultMix::Crash,
         _ => FaultMix::None,
     }
 }
 
-#[test]
-fn planted_faults_are_found() {
-    for planted in StreamPlanted::all() {
+fn find(part: usize, parts: usize) {
+    for planted in StreamPlanted::all().into_iter().skip(part).step_by(parts) {
         let faults = kind_of(&planted.name());
         let plan = |seed| StreamPlan { seed, faults, planted: Some(planted) };
         let found = (0..AT_MOST).find(|seed| run_stream(plan(*seed), false).violation.is_some());
-        let Some(seed) = found else { panic!("{} is not found", planted.name()) };
-        let without = StreamPlan { planted: None, ..plan(seed) };
+        assert!(found.is_some(), "{} is not found", planted.name());
+        let without = StreamPlan { planted: None, ..plan(found.unwrap_or(0)) };
         assert_eq!(run_stream(without, false).violation, None, "{}", again(without));
     }
+}
+
+#[test]
+fn planted_faults_are_found_one() {
+    find(0, 2);
+}
+
+#[test]
+fn planted_faults_are_found_two() {
+    find(1, 2);
 }

@@ -147,6 +147,10 @@ impl StreamWorld {
                 }
                 self.read_next(index);
             }
+            (Phase::Doing, Said::Locked(_)) => {
+                self.tell(|_| format!("driver {index}: the deletion came too late"));
+                self.end_pass(index, self.shape.tick);
+            }
             (Phase::Doing, said) => {
                 if let Said::Facts(shard, facts) = said {
                     driver.facts.insert(shard, facts);
@@ -274,6 +278,7 @@ impl StreamWorld {
             .map(|group| (group_index(group), group.key.consumer_group().to_owned()))
             .collect();
         let keeps_facts = matches!(todo, Todo::Prove(_)) || self.plan.lacks(StreamFault::FactsOutliveSteps);
+        let mutex = self.shape.timing.mutex;
         let is_creation = self.driver(index).groups.iter().any(|group| group.provisioning_pending);
         let driver = self.driver(index);
         if !keeps_facts {
@@ -299,7 +304,9 @@ impl StreamWorld {
                 driver.pieces.extend(shards.iter().map(prove));
             }
             Todo::Delete(shards) => {
-                let delete = |shard| Piece::Ask(Op::Delete { shard, coordinated: coordinated.clone() });
+                let before = driver.now + mutex;
+                let delete =
+                    |shard| Piece::Ask(Op::Delete { shard, coordinated: coordinated.clone(), before });
                 driver.pieces.extend(shards.iter().map(delete));
             }
         }

@@ -76,6 +76,14 @@ impl StreamWorld {
         self.schedule(self.at + pause, Event::Operate);
     }
 
+    /// Everything that has just been taken away is wanted again.
+    pub(crate) fn scale_out(&mut self) {
+        if self.is_faulty {
+            let target = u32::try_from(MOST_SHARDS).unwrap_or(1);
+            self.request(Request::Scale { target, retire: Retire::Delete, deprecated_after: None });
+        }
+    }
+
     fn request(&mut self, request: Request) {
         let index = self.dice.below(self.coordinators.len());
         if self.coordinators[index].alive {

@@ -24,6 +24,8 @@ pub enum StreamFault {
     GhostsCounted,
     /// 6: keys are deleted without the proof in the same breath.
     DeletedUnproven,
+    /// A deletion counts however late it reaches Redis, also when others have gone on meanwhile.
+    LateDeletion,
     /// 6: no publish margin.
     NoPublishMargin,
     /// A proof is believed after other steps were taken.
@@ -43,6 +45,7 @@ impl StreamFault {
         StreamFault::LagInsteadOfRange,
         StreamFault::GhostsCounted,
         StreamFault::DeletedUnproven,
+        StreamFault::LateDeletion,
         StreamFault::NoPublishMargin,
         StreamFault::FactsOutliveSteps,
         StreamFault::MissingRecordLeftOut,

@@ -8,7 +8,7 @@ use rsc_protocol::resharding::MigrationState;
 
 use super::coordinator::{Job, Pending};
 use super::plan::StreamFault;
-use super::world::{Op, Said, StreamWorld};
+use super::world::{Event, Op, Said, StreamWorld};
 use crate::check;
 use crate::redis::Committed;
 
@@ -75,7 +75,10 @@ impl StreamWorld {
                 }
                 Said::Facts(shard, facts)
             }
-            Op::Delete { shard, coordinated } => Said::Facts(shard, self.delete(shard, &coordinated)),
+            Op::Delete { before, .. } if now >= before && !self.plan.lacks(StreamFault::LateDeletion) => {
+                Said::Locked(false)
+            }
+            Op::Delete { shard, coordinated, .. } => Said::Facts(shard, self.delete(shard, &coordinated)),
         }
     }
 
@@ -88,6 +91,10 @@ impl StreamWorld {
         self.streams.keys.remove(&shard);
         self.counts.deletions += 1;
         self.tell(|_| format!("the key of shard {shard} is deleted"));
+        if self.is_faulty && self.dice.chance(0.3) {
+            let soon = self.at + self.dice.between(100, self.shape.timing.lease);
+            self.schedule(soon, Event::ScaleOut);
+        }
         let lost = self.ledger.open_in(shard).next();
         if let Some((id, groups)) = lost {
             self.violate(format!(

@@ -26,6 +26,10 @@ impl StreamWorld {
         let timeout = self.at + self.shape.timing.redis_timeout;
         self.schedule(timeout, Event::TimedOut { asker: asker.clone(), coordinator, life, trip });
         let mut arrives = self.at + self.dice.between(0, self.shape.latency);
+        let is_deletion = matches!(op, Op::Delete { .. });
+        if is_deletion && self.is_faulty && self.plan.faults.network() && self.dice.chance(0.15) {
+            arrives += self.dice.between(0, 2 * self.shape.timing.lease);
+        }
         if self.link_breaks() {
             if self.dice.chance(0.5) {
                 self.tell(|_| "         the message to redis is lost".to_owned());

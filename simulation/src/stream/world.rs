@@ -57,17 +57,49 @@ pub(crate) enum Asker {
 /// What Redis is asked.
 #[derive(Debug)]
 pub(crate) enum Op {
-    Enter { group: usize, token: String },
-    Commit { group: usize, token: String, pending: Box<Pending> },
-    Release { group: usize, token: String },
-    Read { group: usize },
-    Lock { token: String },
-    Renew { token: String },
-    Unlock { token: String },
-    Create { group: usize, count: u32 },
-    Provision { group: usize, shard: u32 },
-    Prove { shard: u32, coordinated: Vec<(usize, String)> },
-    Delete { shard: u32, coordinated: Vec<(usize, String)> },
+    Enter {
+        group: usize,
+        token: String,
+    },
+    Commit {
+        group: usize,
+        token: String,
+        pending: Box<Pending>,
+    },
+    Release {
+        group: usize,
+        token: String,
+    },
+    Read {
+        group: usize,
+    },
+    Lock {
+        token: String,
+    },
+    Renew {
+        token: String,
+    },
+    Unlock {
+        token: String,
+    },
+    Create {
+        group: usize,
+        count: u32,
+    },
+    Provision {
+        group: usize,
+        shard: u32,
+    },
+    Prove {
+        shard: u32,
+        coordinated: Vec<(usize, String)>,
+    },
+    /// `before`: Redis time at which the mutex it was decided under may have ended.
+    Delete {
+        shard: u32,
+        coordinated: Vec<(usize, String)>,
+        before: i64,
+    },
 }
 
 /// What it says.
@@ -111,6 +143,7 @@ pub(crate) enum Event {
     Disrupt,
     Operate,
     CreateGroup,
+    ScaleOut,
 }
 
 /// A world under one seed.
@@ -413,6 +446,7 @@ impl StreamWorld {
             Event::Disrupt => self.disrupt(),
             Event::Operate => self.operate(),
             Event::CreateGroup => self.ask_for_a_group(),
+            Event::ScaleOut => self.scale_out(),
             Event::Publish { .. }
             | Event::PublishOne { .. }
             | Event::ProducerWakes { .. }
