@@ -1,7 +1,7 @@
 # make dev      a first look: builds rsc, runs a coordinator with a demo stream and three consumers
 # make test     the tests, and what they need
 # make verify   what CI runs: format, lints, documentation, tests; changes no file of the tree
-# make simulate a long run of the simulation, SEEDS=FROM..TO
+# make simulate a long run of the simulation, SEEDS=FROM..TO, WORLD=group or stream
 # make fix      formats, and applies what clippy can mend by itself
 
 SHELL := bash
@@ -44,5 +44,7 @@ fix:
 
 # Seeds of a long run of the simulation, FROM..TO; it goes on where it was interrupted.
 SEEDS ?= 0..10000
+WORLD ?= group
+PROGRESS = target/simulation-$(if $(filter-out group,$(WORLD)),$(WORLD)-)$(SEEDS).json
 simulate:
-	$(CARGO) run --locked --release -p rsc-simulation -- run --seeds $(SEEDS) --resume target/simulation-$(SEEDS).json
+	$(CARGO) run --locked --release -p rsc-simulation -- run --world $(WORLD) --seeds $(SEEDS) --resume $(PROGRESS)

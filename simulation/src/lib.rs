@@ -18,6 +18,7 @@ mod processes;
 mod redis;
 pub mod report;
 pub mod run;
+pub mod stream;
 mod trips;
 mod watch;
 mod world;

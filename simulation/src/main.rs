@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use rsc_simulation::plan::{FaultMix, Mix, Plan, Planted};
 use rsc_simulation::report::{Figures, table};
 use rsc_simulation::run::run;
+use rsc_simulation::stream::plan::{StreamPlan, StreamPlanted};
+use rsc_simulation::stream::report::{StreamFigures, stream_table};
+use rsc_simulation::stream::run::run_stream;
 use serde::{Deserialize, Serialize};
 
 #[derive(Parser)]
@@ -29,8 +32,20 @@ enum Sub {
     Faults(Faults),
 }
 
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum World {
+    /// One group: its members and its record.
+    Group,
+    /// One stream with several groups, whose shard count changes.
+    Stream,
+}
+
 #[derive(Args)]
 struct Run {
+    /// What is simulated.
+    #[arg(long, value_enum, default_value = "group")]
+    world: World,
     /// Seeds, the second one excluded: 0..1000.
     #[arg(long, value_parser = seeds)]
     seeds: (u64, u64),
@@ -48,6 +63,9 @@ struct Run {
 
 #[derive(Args)]
 struct Replay {
+    /// What is simulated.
+    #[arg(long, value_enum, default_value = "group")]
+    world: World,
     #[arg(long)]
     seed: u64,
     #[arg(long, value_enum, default_value = "all")]
@@ -61,12 +79,17 @@ struct Replay {
 
 #[derive(Args)]
 struct Faults {
+    /// What is simulated.
+    #[arg(long, value_enum, default_value = "group")]
+    world: World,
     /// Seeds to try at most, for each fault.
     #[arg(long, default_value_t = 20_000)]
     at_most: u64,
     /// Only these.
     #[arg(long)]
     only: Vec<String>,
+    #[arg(long, value_enum, default_value = "all")]
+    faults: FaultMix,
 }
 
 fn seeds(text: &str) -> Result<(u64, u64), String> {
@@ -80,7 +103,10 @@ fn seeds(text: &str) -> Result<(u64, u64), String> {
 struct Progress {
     next: u64,
     seconds: f64,
+    #[serde(default)]
     figures: BTreeMap<String, Figures>,
+    #[serde(default)]
+    of_streams: BTreeMap<String, StreamFigures>,
     violations: Vec<String>,
 }
 
@@ -142,22 +168,29 @@ fn run_many(arguments: &Run) -> anyhow::Result<()> {
     while progress.next < to && began.elapsed() < limit && progress.violations.len() < 20 {
         let seed = progress.next;
         let (mix, faults) = (mix_of(seed, arguments.mix), faults_of(seed, arguments.faults));
-        let outcome = run(Plan { seed, mix, faults, planted: None }, false);
+        let (violation, again) = match arguments.world {
+            World::Group => {
+                let outcome = run(Plan { seed, mix, faults, planted: None }, false);
+                if outcome.violation.is_none() {
+                    let kind = format!("{}/{}", name(mix), name(faults));
+                    progress.figures.entry(kind).or_default().add(&outcome);
+                }
+                (outcome.violation, format!("--seed {seed} --mix {} --faults {}", name(mix), name(faults)))
+            }
+            World::Stream => {
+                let outcome = run_stream(StreamPlan { seed, faults, planted: None }, false);
+                if outcome.violation.is_none() {
+                    progress.of_streams.entry(name(faults)).or_default().add(&outcome);
+                }
+                (outcome.violation, format!("--world stream --seed {seed} --faults {}", name(faults)))
+            }
+        };
         progress.next += 1;
         progress.seconds = before + began.elapsed().as_secs_f64();
-        match &outcome.violation {
-            None => {
-                progress.figures.entry(format!("{}/{}", name(mix), name(faults))).or_default().add(&outcome);
-            }
-            Some(what) => {
-                let again = format!(
-                    "cargo run -p rsc-simulation -- replay --seed {seed} --mix {} --faults {}",
-                    name(mix),
-                    name(faults)
-                );
-                println!("seed {seed}: {what}\n  {again}");
-                progress.violations.push(format!("{what}; {again}"));
-            }
+        if let Some(what) = violation {
+            let again = format!("cargo run -p rsc-simulation -- replay {again}");
+            println!("seed {seed}: {what}\n  {again}");
+            progress.violations.push(format!("{what}; {again}"));
         }
         if let Some(path) = &arguments.resume
             && saved.elapsed() > Duration::from_secs(5)
@@ -172,7 +205,11 @@ fn run_many(arguments: &Run) -> anyhow::Result<()> {
     let (runs, took) = (progress.next - first, began.elapsed().as_secs_f64());
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     let rate = runs as f64 / took.max(0.001);
-    println!("{runs} runs in {took:.1} s: {rate:.0} runs/s\n\n{}", table(&progress.figures));
+    let figures = match arguments.world {
+        World::Group => table(&progress.figures),
+        World::Stream => stream_table(&progress.of_streams),
+    };
+    println!("{runs} runs in {took:.1} s: {rate:.0} runs/s\n\n{figures}");
     if progress.violations.is_empty() {
         return Ok(());
     }
@@ -180,49 +217,77 @@ fn run_many(arguments: &Run) -> anyhow::Result<()> {
 }
 
 fn replay(arguments: &Replay) -> anyhow::Result<()> {
-    let planted = match &arguments.fault {
-        Some(name) => Some(Planted::named(name).with_context(|| format!("there is no fault {name}"))?),
-        None => None,
+    let no_such = |name: &String| format!("there is no fault {name} in this world");
+    let (seed, faults) = (arguments.seed, arguments.faults);
+    let (violation, trace) = match arguments.world {
+        World::Group => {
+            let planted = arguments.fault.as_ref();
+            let planted =
+                planted.map(|name| Planted::named(name).with_context(|| no_such(name))).transpose()?;
+            let outcome = run(Plan { seed, mix: arguments.mix, faults, planted }, true);
+            (outcome.violation, outcome.trace)
+        }
+        World::Stream => {
+            let planted = arguments.fault.as_ref();
+            let planted =
+                planted.map(|name| StreamPlanted::named(name).with_context(|| no_such(name))).transpose()?;
+            let outcome = run_stream(StreamPlan { seed, faults, planted }, true);
+            (outcome.violation, outcome.trace)
+        }
     };
-    let plan = Plan { seed: arguments.seed, mix: arguments.mix, faults: arguments.faults, planted };
-    let outcome = run(plan, true);
-    for line in &outcome.trace {
+    for line in &trace {
         println!("{line}");
     }
-    match outcome.violation {
+    match violation {
         None => Ok(()),
         Some(what) => bail!("{what}"),
     }
 }
 
+/// A planted fault that was found: by which seed, in which kind of run, as what.
+type Found = Option<(u64, String, String)>;
+
+fn find(at_most: u64, violation: impl Fn(u64) -> (Option<String>, String)) -> Found {
+    (0..at_most).find_map(|seed| {
+        let (violation, kind) = violation(seed);
+        Some((seed, kind, violation?.split(':').next().unwrap_or_default().to_owned()))
+    })
+}
+
 fn find_faults(arguments: &Faults) -> anyhow::Result<()> {
-    println!("| fault | seeds until found | clients | faults | found as |\n| --- | ---: | --- | --- | --- |");
+    println!("| fault | seeds until found | clients, faults | found as |\n| --- | ---: | --- | --- |");
+    let of_group = |planted: Planted| {
+        find(arguments.at_most, |seed| {
+            let (mix, faults) = (mix_of(seed, Mix::All), faults_of(seed, arguments.faults));
+            let outcome = run(Plan { seed, mix, faults, planted: Some(planted) }, false);
+            (outcome.violation, format!("{}, {}", name(mix), name(faults)))
+        })
+    };
+    let of_stream = |planted: StreamPlanted| {
+        find(arguments.at_most, |seed| {
+            let faults = faults_of(seed, arguments.faults);
+            let outcome = run_stream(StreamPlan { seed, faults, planted: Some(planted) }, false);
+            (outcome.violation, name(faults))
+        })
+    };
+    let is_wanted = |name: &String| arguments.only.is_empty() || arguments.only.contains(name);
     let mut missed = Vec::new();
-    for planted in Planted::all() {
-        if !arguments.only.is_empty() && !arguments.only.contains(&planted.name()) {
-            continue;
+    let mut tell = |fault: String, found: Found| match found {
+        Some((seed, kind, what)) => println!("| {fault} | {} | {kind} | {what} |", seed + 1),
+        None => {
+            println!("| {fault} | not in {} | | |", arguments.at_most);
+            missed.push(fault);
         }
-        let found = (0..arguments.at_most).find_map(|seed| {
-            let (mix, faults) = (mix_of(seed, Mix::All), faults_of(seed, FaultMix::All));
-            let what = run(Plan { seed, mix, faults, planted: Some(planted) }, false).violation?;
-            Some((seed, mix, faults, what))
-        });
-        match found {
-            Some((seed, mix, faults, what)) => {
-                let invariant = what.split(':').next().unwrap_or_default();
-                println!(
-                    "| {} | {} | {} | {} | {invariant} |",
-                    planted.name(),
-                    seed + 1,
-                    name(mix),
-                    name(faults)
-                );
-            }
-            None => {
-                println!("| {} | not in {} | | | |", planted.name(), arguments.at_most);
-                missed.push(planted.name());
-            }
-        }
+    };
+    match arguments.world {
+        World::Group => Planted::all()
+            .into_iter()
+            .filter(|planted| is_wanted(&planted.name()))
+            .for_each(|planted| tell(planted.name(), of_group(planted))),
+        World::Stream => StreamPlanted::all()
+            .into_iter()
+            .filter(|planted| is_wanted(&planted.name()))
+            .for_each(|planted| tell(planted.name(), of_stream(planted))),
     }
     if missed.is_empty() { Ok(()) } else { bail!("not found: {}", missed.join(", ")) }
 }

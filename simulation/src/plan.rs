@@ -102,10 +102,12 @@ pub enum Planted {
 }
 
 impl Planted {
-    /// Every fault that can be planted.
+    /// Every fault that shows in the world of one group.
     #[must_use]
     pub fn all() -> Vec<Planted> {
-        let core = CoreFault::ALL.iter().copied().map(Planted::Core);
+        let of_streams = crate::stream::plan::StreamFault::OF_THE_CORE;
+        let core = CoreFault::ALL.iter().filter(|fault| !of_streams.contains(fault));
+        let core = core.copied().map(Planted::Core);
         core.chain(ModelFault::ALL.iter().copied().map(Planted::Model)).collect()
     }
 
