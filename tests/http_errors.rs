@@ -264,7 +264,7 @@ async fn unknown_routes_and_methods_answer_in_the_same_shape() {
         "/favicon.ico",
         "/coord/v1",
         "/coord/v1/streams/orders/",
-        "/coord/v1/streams/orders/scale",
+        "/coord/v1/streams/orders/shrink",
         "/coord/v1/streams/orders/groups/orders/",
         "/coord/v1/streams/orders/groups/orders/migrations/x",
         "/coord/v1/auth/login",

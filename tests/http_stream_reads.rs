@@ -181,6 +181,18 @@ async fn removed_shards_stay_visible_and_late_records_in_them_are_named() {
     add(&redis, 2, 9..=9).await;
     wait_until("the late record is named", || shown(&[2])).await;
     assert_eq!(ids(&messages(&api, &group, 2, "").await), [1, 9]);
+
+    // A key that was deleted with its shard.
+    let scale =
+        json!({"targetShardCount": 1, "requestedBy": "test", "reason": "smaller", "retire": "DELETE"});
+    api.post("/coord/v1/streams/orders/scale", &scale).await.success();
+    wait_until("the shard is deleted, and still on record", async || {
+        let shown = offsets(&api, &group).await;
+        let removed = row(&shown, 1);
+        !removed.exists && !removed.routed && removed.length.is_none()
+    })
+    .await;
+    assert!(messages(&api, &group, 1, "").await.messages.is_empty());
 }
 
 #[tokio::test]
@@ -194,6 +206,11 @@ async fn consumption_shows_what_members_say_and_what_redis_says() {
     assert_eq!(nobody.totals, totals);
 
     let mut members = [Member::new(&api, &group, "a"), Member::new(&api, &group, "b")];
+    // Granted, and not yet reported as read.
+    members[0].beat().await;
+    let granted: ConsumptionResponse = api.get(&path).await.read();
+    let readings: Vec<bool> = granted.members[0].shards.iter().map(|row| row.reading).collect();
+    assert_eq!(readings, [false; 3]);
     beat_until_stable(&api, &group, &mut members).await;
     let [a, b] = &mut members;
     let (busy, idle) = if a.owned.len() == 2 { (a, b) } else { (b, a) };

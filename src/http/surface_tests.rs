@@ -124,7 +124,7 @@ async fn what_is_no_route_is_not_found() {
         "/coord/v1/streams/p/groups",
         "/coord/v1/streams/p/groups/g/",
         "/coord/v1/streams/a/b/groups/g",
-        "/coord/v1/streams/p/scale",
+        "/coord/v1/streams/p/shrink",
         "/coord/v1/streams/p/groups/g/members/m",
         "/coord/v1/auth/login",
         "/coord/v1/monitoring/session",

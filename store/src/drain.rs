@@ -24,6 +24,8 @@ pub enum ShardDeletion {
     Deleted,
     /// There was no such key.
     Absent,
+    /// The call reached the server after the instant it was given: nothing was looked at, nothing deleted.
+    TooLate,
     /// Not proven empty, nothing was deleted.
     NotEmpty {
         /// Who waits for what, at least one.

@@ -171,6 +171,9 @@ pub trait GroupStore: StreamReads {
     /// times) stays: `NotEmpty` with [`PendingUndecided`](crate::WaitReason::PendingUndecided), until somebody
     /// acknowledges the ghosts. The memory store has no streams: `Absent`.
     ///
+    /// Not after `not_after`, in time of the server: a call that was held up on its way must not meet a stream that
+    /// was made anew since, by a migration that has come and gone.
+    ///
     /// # Errors
     /// When the store does not answer or refuses; the key may be deleted then. Asking again is safe: it
     /// says `Absent`.
@@ -179,6 +182,7 @@ pub trait GroupStore: StreamReads {
         stream_prefix: &str,
         shard: u32,
         coordinated: &[String],
+        not_after: Timestamp,
     ) -> Result<ShardDeletion, StoreError>;
 
     /// Redis `TIME`; shows that the store answers.

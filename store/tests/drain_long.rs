@@ -49,7 +49,10 @@ async fn proof(store: &RedisStore) -> ShardProof {
 }
 
 async fn deletion(store: &RedisStore) -> ShardDeletion {
-    store.delete_shard("orders", 0, &billing()).await.unwrap()
+    store
+        .delete_shard("orders", 0, &billing(), rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+        .await
+        .unwrap()
 }
 
 fn billing() -> [String; 1] {
@@ -209,9 +212,18 @@ async fn a_deletion_whose_answer_is_lost_can_be_asked_for_again() {
     let store = impatient(proxy.url(), Duration::from_secs(10));
     store.ping().await.unwrap();
     proxy.cut_at_next_answer();
-    let error = store.delete_shard("orders", 0, &billing()).await.unwrap_err();
+    let error = store
+        .delete_shard("orders", 0, &billing(), rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+        .await
+        .unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
-    assert_eq!(store.delete_shard("orders", 0, &billing()).await.unwrap(), ShardDeletion::Absent);
+    assert_eq!(
+        store
+            .delete_shard("orders", 0, &billing(), rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+            .await
+            .unwrap(),
+        ShardDeletion::Absent
+    );
     assert_eq!(proof(&patient).await, ShardProof::Empty { key_exists: false, ghosts: 0 });
 }
 
@@ -220,7 +232,10 @@ async fn a_server_that_may_not_write_deletes_nothing() {
     let server = RedisServer::start();
     let store = provisioned(&server, &["billing"]).await;
     server.ok(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    let error = store.delete_shard("orders", 0, &billing()).await.unwrap_err();
+    let error = store
+        .delete_shard("orders", 0, &billing(), rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+        .await
+        .unwrap_err();
     assert!(matches!(&error, StoreError::Refused(text) if text.contains("NOREPLICAS")), "{error:?}");
     let error = store.prove_empty("orders", &ShardSet::from([0]), &billing()).await.unwrap_err();
     assert!(matches!(&error, StoreError::Refused(text) if text.contains("NOREPLICAS")), "{error:?}");

@@ -122,13 +122,20 @@ async fn without_one_permission_no_shard_is_proven_or_deleted() {
             };
             assert!(text.contains("orders:0"), "{command}: {text}");
         }
-        let deleting = store.delete_shard("orders", 0, &coordinated);
+        let deleting =
+            store.delete_shard("orders", 0, &coordinated, rsc_protocol::Timestamp::from_millis(i64::MAX / 2));
         let Err(StoreError::Refused(text)) = lacking(&server, command, deleting).await else {
             panic!("{command}: deleted");
         };
         assert!(text.contains("orders:0"), "{command}: {text}");
         assert!(server.exists("orders:0"), "{command}");
-        assert_eq!(store.delete_shard("orders", 0, &coordinated).await.unwrap(), ShardDeletion::Deleted);
+        assert_eq!(
+            store
+                .delete_shard("orders", 0, &coordinated, rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+                .await
+                .unwrap(),
+            ShardDeletion::Deleted
+        );
     }
 }
 
@@ -186,7 +193,10 @@ async fn what_is_documented_is_enough() {
     assert_eq!(store.history(&group, None, 5).await.unwrap().entries.len(), 1);
     store.prove_empty("orders", &shards, &["billing".into()]).await.unwrap();
     server.ok(&["XDEL", "orders:0", "1-1"]);
-    let deletion = store.delete_shard("orders", 0, &["billing".into()]).await.unwrap();
+    let deletion = store
+        .delete_shard("orders", 0, &["billing".into()], rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+        .await
+        .unwrap();
     assert_eq!(deletion, ShardDeletion::Deleted);
     store.ping().await.unwrap();
     let (holder, _) = enter(&store, &group, Some(&stamp)).await;

@@ -90,7 +90,13 @@ async fn a_forgotten_script_costs_nobody_a_request() {
     flush();
     store.prove_empty("orders", &ShardSet::from([0]), &[]).await.unwrap();
     flush();
-    assert_eq!(store.delete_shard("orders", 0, &[]).await.unwrap(), ShardDeletion::Absent);
+    assert_eq!(
+        store
+            .delete_shard("orders", 0, &[], rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+            .await
+            .unwrap(),
+        ShardDeletion::Absent
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -174,7 +180,15 @@ async fn the_keys_of_a_script_share_one_slot() {
         let proofs = store.prove_empty(stream_prefix, &shards, &coordinated).await.unwrap();
         assert!(proofs.values().all(|proof| matches!(proof, ShardProof::Empty { key_exists: true, .. })));
         for shard in shards.iter() {
-            let deletion = store.delete_shard(stream_prefix, shard, &coordinated).await.unwrap();
+            let deletion = store
+                .delete_shard(
+                    stream_prefix,
+                    shard,
+                    &coordinated,
+                    rsc_protocol::Timestamp::from_millis(i64::MAX / 2),
+                )
+                .await
+                .unwrap();
             assert_eq!(deletion, ShardDeletion::Deleted);
         }
     }

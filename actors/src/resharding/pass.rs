@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use rsc_core::migration::stream::{Next, ShardFacts, StreamView, Todo, next};
@@ -71,7 +72,11 @@ async fn rounds(shared: &Arc<Shared>, prefix: &str, token: &MutexToken) -> Resul
         for todo in next.todo {
             match todo {
                 Todo::Prove(shards) => facts.extend(prove(shared, prefix, &shards, &groups).await?),
-                Todo::Delete(shards) => facts.extend(delete(shared, prefix, &shards, &groups).await?),
+                Todo::Delete(shards) => {
+                    // Within the mutex as it was renewed after that look at the clock.
+                    let not_after = now.plus(millis(shared.settings.mutex_ttl));
+                    facts.extend(delete(shared, prefix, &shards, &groups, not_after).await?);
+                }
                 Todo::Provision { group, shards } => {
                     facts.clear();
                     ensure_streams(shared, &group, &shards).await?;
@@ -83,6 +88,10 @@ async fn rounds(shared: &Arc<Shared>, prefix: &str, token: &MutexToken) -> Resul
             }
         }
     }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// A new migration's id.
@@ -188,11 +197,12 @@ async fn delete(
     prefix: &str,
     shards: &ShardSet,
     groups: &[Group],
+    not_after: Timestamp,
 ) -> Result<BTreeMap<u32, ShardFacts>, Refusal> {
     let coordinated = coordinated(groups);
     let coordinated = coordinated.as_slice();
     let deletions = shards.iter().map(|shard| async move {
-        let outcome = shared.store.delete_shard(prefix, shard, coordinated).await;
+        let outcome = shared.store.delete_shard(prefix, shard, coordinated, not_after).await;
         outcome.map(|outcome| (shard, outcome))
     });
     let mut facts = BTreeMap::new();
@@ -211,6 +221,11 @@ async fn delete(
                 ShardFacts { is_empty: true, ..ShardFacts::default() }
             }
             ShardDeletion::Absent => ShardFacts { is_empty: true, ..ShardFacts::default() },
+            ShardDeletion::TooLate => {
+                let message =
+                    format!("deleting removed shards of stream {prefix} took too long: it goes on by itself");
+                return Err(Refusal::new(ErrorCode::MutexUnavailable, message));
+            }
             ShardDeletion::NotEmpty { waits } => {
                 ShardFacts { is_empty: false, exists: true, missing_groups: missing(&waits) }
             }

@@ -100,9 +100,12 @@ fn a_flooded_mailbox_goes_ahead_of_completions() {
         assert_eq!(sees.recv().await.unwrap(), "note 0");
         // The arbiter is kept busy while the completion becomes ready first and the notes come after it.
         let (release, held) = std::sync::mpsc::channel::<()>();
+        let (blocked, is_blocked) = oneshot::channel();
         arbiter.spawn_fn(move || {
+            let _told = blocked.send(());
             let _released = held.recv();
         });
+        is_blocked.await.unwrap();
         done.send(()).unwrap();
         for number in 1..=100 {
             actor.do_send(Note(number));

@@ -238,8 +238,9 @@ impl GroupStore for TestStore {
         stream_prefix: &str,
         shard: u32,
         coordinated: &[String],
+        not_after: Timestamp,
     ) -> Result<ShardDeletion, StoreError> {
-        self.ask("delete_shard", self.inner.delete_shard(stream_prefix, shard, coordinated)).await
+        self.ask("delete_shard", self.inner.delete_shard(stream_prefix, shard, coordinated, not_after)).await
     }
 
     async fn ping(&self) -> Result<Timestamp, StoreError> {

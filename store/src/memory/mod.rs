@@ -407,7 +407,13 @@ impl GroupStore for MemoryStore {
         Ok(shards.iter().map(|shard| (shard, proof.clone())).collect())
     }
 
-    async fn delete_shard(&self, _: &str, _: u32, _: &[String]) -> Result<ShardDeletion, StoreError> {
+    async fn delete_shard(
+        &self,
+        _: &str,
+        _: u32,
+        _: &[String],
+        _: Timestamp,
+    ) -> Result<ShardDeletion, StoreError> {
         Ok(ShardDeletion::Absent)
     }
 

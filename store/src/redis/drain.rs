@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ::redis::Value;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rsc_core::ShardSet;
+use rsc_protocol::Timestamp;
 use rsc_protocol::keys::shard_key;
 
 use super::RedisStore;
@@ -23,6 +24,7 @@ const MOST_CALLS: usize = 500;
 /// What one call of a script says.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
+    TooLate,
     Absent,
     Proven {
         ghosts: u64,
@@ -66,7 +68,8 @@ async fn prove_empty(
 
 fn proof(answer: Answer) -> ShardProof {
     match answer {
-        Answer::Absent => ShardProof::Empty { key_exists: false, ghosts: 0 },
+        // No proof is ever too late.
+        Answer::Absent | Answer::TooLate => ShardProof::Empty { key_exists: false, ghosts: 0 },
         Answer::Proven { ghosts } => ShardProof::Empty { key_exists: true, ghosts },
         Answer::Waits(waits) | Answer::Undecided(waits, _) => ShardProof::NotEmpty { waits },
     }
@@ -78,9 +81,12 @@ pub(super) async fn delete(
     stream_prefix: &str,
     shard: u32,
     coordinated: &[String],
+    not_after: Timestamp,
 ) -> Result<ShardDeletion, StoreError> {
     let key = shard_key(stream_prefix, shard);
-    Ok(match ask(store, &SCRIPTS.delete_shard, &key, coordinated, &[]).await? {
+    let not_after = vec![not_after.as_millis().to_string().into_bytes()];
+    Ok(match ask(store, &SCRIPTS.delete_shard, &key, coordinated, &not_after).await? {
+        Answer::TooLate => ShardDeletion::TooLate,
         Answer::Absent => ShardDeletion::Absent,
         Answer::Proven { .. } => ShardDeletion::Deleted,
         Answer::Waits(waits) | Answer::Undecided(waits, _) => ShardDeletion::NotEmpty { waits },
@@ -105,6 +111,7 @@ fn answer(value: Value) -> Result<Answer, StoreError> {
     let mut items = list(value)?.into_iter();
     let mut next = || items.next().ok_or_else(|| unexpected("the answer about a shard is too short"));
     Ok(match text(next()?)?.as_str() {
+        "too_late" => Answer::TooLate,
         "absent" => Answer::Absent,
         "proven" => Answer::Proven { ghosts: number(next()?)? },
         "wrong_type" => Answer::Waits(vec![Waiting::wrong_type()]),

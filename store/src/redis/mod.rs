@@ -431,8 +431,9 @@ impl GroupStore for RedisStore {
         stream_prefix: &str,
         shard: u32,
         coordinated: &[String],
+        not_after: Timestamp,
     ) -> Result<ShardDeletion, StoreError> {
-        drain::delete(self, stream_prefix, shard, coordinated).await
+        drain::delete(self, stream_prefix, shard, coordinated, not_after).await
     }
 
     async fn ping(&self) -> Result<Timestamp, StoreError> {

@@ -18,7 +18,11 @@ pub(crate) async fn what_does_not_exist_is_proven_and_absent(world: &World) {
     }
     let none = world.store.prove_empty("orders", &ShardSet::new(), &coordinated()).await.unwrap();
     assert!(none.is_empty());
-    let deletion = world.store.delete_shard("orders", 5, &coordinated()).await.unwrap();
+    let deletion = world
+        .store
+        .delete_shard("orders", 5, &coordinated(), rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+        .await
+        .unwrap();
     assert_eq!(deletion, ShardDeletion::Absent);
 }
 
@@ -29,10 +33,24 @@ pub(crate) async fn what_was_only_provisioned_is_proven_and_deleted(world: &Worl
     for proof in world.store.prove_empty("orders", &shards, &coordinated()).await.unwrap().values() {
         assert_eq!(*proof, ShardProof::Empty { key_exists: exists, ghosts: 0 });
     }
-    let deletion = world.store.delete_shard("orders", 3, &coordinated()).await.unwrap();
+    // A call that was held up for too long on its way looks at nothing and deletes nothing.
+    let past = rsc_protocol::Timestamp::from_millis(1);
+    let late = world.store.delete_shard("orders", 3, &coordinated(), past).await.unwrap();
+    let expected = if exists { ShardDeletion::TooLate } else { ShardDeletion::Absent };
+    assert_eq!(late, expected);
+    assert_eq!(world.kind("orders:3"), if exists { "stream" } else { "none" });
+    let deletion = world
+        .store
+        .delete_shard("orders", 3, &coordinated(), rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+        .await
+        .unwrap();
     let expected = if exists { ShardDeletion::Deleted } else { ShardDeletion::Absent };
     assert_eq!(deletion, expected);
     assert_eq!(world.kind("orders:3"), "none");
-    let again = world.store.delete_shard("orders", 3, &coordinated()).await.unwrap();
+    let again = world
+        .store
+        .delete_shard("orders", 3, &coordinated(), rsc_protocol::Timestamp::from_millis(i64::MAX / 2))
+        .await
+        .unwrap();
     assert_eq!(again, ShardDeletion::Absent);
 }
