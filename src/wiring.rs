@@ -57,8 +57,7 @@ pub(crate) fn coordinator_settings(config: &Config, instance_id: &str) -> Coordi
             stale_member_retention_ms: millis(coordination.stale_member_retention),
             max_members_per_group: count(coordination.max_members_per_group),
             routing_cache_ttl_ms: millis(config.producer.routing_cache_ttl),
-            // An activation is dated when its turn entered the critical section; it may be recorded a mutex TTL later.
-            publish_margin_ms: millis(config.producer.publish_margin.saturating_add(coordination.mutex_ttl)),
+            publish_margin_ms: millis(config.producer.publish_margin),
         },
         tick_interval: coordination.tick_interval,
         mutex_ttl: coordination.mutex_ttl,

@@ -266,7 +266,7 @@ async fn unknown_routes_and_methods_answer_in_the_same_shape() {
         "/coord/v1/streams/orders/",
         "/coord/v1/streams/orders/shrink",
         "/coord/v1/streams/orders/groups/orders/",
-        "/coord/v1/streams/orders/groups/orders/migrations/x",
+        "/coord/v1/streams/orders/groups/orders/migrations/x/y",
         "/coord/v1/auth/login",
         "/coord/v1/monitoring/events",
         "/openapi.json",
