@@ -263,3 +263,36 @@ async fn changes_are_refused_while_metadata_is_corrected_and_go_through_afterwar
     stream.scale(4).await;
     running.roll_back(&id).await;
 }
+
+/// Found by an attacker: the actor of a group that was created again and that nobody speaks to had nothing to compare with.
+#[tokio::test]
+async fn an_older_record_put_over_a_group_created_again_is_noticed_though_nobody_speaks_to_it() {
+    let redis = RedisServer::start();
+    let daemon = configure(Daemon::redis(&redis)).start();
+    let api = daemon.api();
+    let create = json!({"initialShardCount": 6, "consumerGroups": ["a", "b"], "requestedBy": "test"});
+    api.post("/coord/v1/streams/orders", &create).await.success();
+    let groups = ["a", "b"].map(|group| GroupKey::new("orders", group).unwrap());
+    let key = Keys::default().metadata(&groups[1]);
+    let older = redis.dump(&key).await.unwrap();
+    let why = json!({"requestedBy": "test", "reason": "a test"});
+    api.delete(&group_path(&groups[1]), &why).await.success();
+    let scale = json!({"targetShardCount": 3, "requestedBy": "test", "reason": "a test"});
+    api.post("/coord/v1/streams/orders/scale", &scale).await.success();
+    wait_until("the change is over", async || {
+        let shown = api.get(&format!("{}/migrations", monitored_path(&groups[0]))).await.success();
+        shown["activeReshardingId"].is_null()
+    })
+    .await;
+    api.create_group(&groups[1], 3).await;
+    redis.restore(&key, &older).await;
+    // Only Redis is asked: a read through the daemon may wake the actor.
+    wait_until("both records have one count", async || {
+        let mut counts = Vec::new();
+        for group in &groups {
+            counts.push(redis.aggregate(group).await.unwrap()["shardCount"].as_u64());
+        }
+        counts == [Some(3), Some(3)]
+    })
+    .await;
+}

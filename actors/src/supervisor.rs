@@ -216,7 +216,9 @@ async fn look_at(shared: &Arc<Shared>, group: &GroupKey) {
     };
     let mut facts = handle.status.facts();
     let Some(remembered) = facts.sighted.as_ref().map(|(_, stamp)| stamp).or(facts.stamp.as_ref()) else {
-        return;
+        // It has never looked itself: there is nothing yet that a change could be told by.
+        drop(facts);
+        return handle.inbox.nudge();
     };
     if *remembered == stored {
         return;

@@ -8,7 +8,7 @@ use rsc_protocol::{GroupKey, RevokingState, SCHEMA_VERSION, Timestamp};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Correction, CorrectionStarter, Group, Hold};
+use crate::group::{ASSUMED_ROUTING_CACHE_TTL_MS, Correction, CorrectionStarter, Group, Hold, RoutingCap};
 use crate::handover;
 use crate::member::{Grant, Live, Member, Revoking, Superseded, Termination};
 use crate::migration::records as migrations;
@@ -45,6 +45,8 @@ pub(crate) struct GroupRecord {
     provisioning_pending: bool,
     #[serde(default)]
     max_routing_cache_ttl_ms: Option<u64>,
+    #[serde(default, deserialize_with = "unknown_is_none", skip_serializing_if = "Option::is_none")]
+    routing_cap: Option<RoutingCap>,
     #[serde(default, deserialize_with = "null_is_default")]
     migrations: Map<String, Value>,
     #[serde(default)]
@@ -231,6 +233,7 @@ impl GroupRecord {
             grants_from: self.grants_from,
             provisioning_pending: self.provisioning_pending,
             max_routing_cache_ttl_ms: self.max_routing_cache_ttl_ms.unwrap_or(ASSUMED_ROUTING_CACHE_TTL_MS),
+            routing_cap: self.routing_cap,
             migrations: BTreeMap::new(),
             foreign_migrations: serde_json::Map::new(),
             active_resharding_id: self.active_resharding_id,
@@ -429,6 +432,7 @@ pub fn aggregate(group: &Group) -> Result<String, serde_json::Error> {
         grants_from: group.grants_from,
         provisioning_pending: group.provisioning_pending,
         max_routing_cache_ttl_ms: Some(group.max_routing_cache_ttl_ms),
+        routing_cap: group.routing_cap,
         migrations: migrations::as_recorded(group),
         active_resharding_id: group.active_resharding_id.clone(),
         metadata_correction: group.metadata_correction.clone(),

@@ -50,6 +50,8 @@ pub struct Group {
     pub provisioning_pending: bool,
     /// The longest routing cache lease that may have been handed out, in milliseconds (protocol 7).
     pub max_routing_cache_ttl_ms: u64,
+    /// What may be handed out from some instant on; `None` in a record of another implementation.
+    pub routing_cap: Option<RoutingCap>,
     /// Migrations by id (protocol 6).
     pub migrations: BTreeMap<String, Migration>,
     /// What stands among the migrations of another implementation and is none that we understand.
@@ -66,6 +68,17 @@ pub struct Group {
     pub updated_at: Timestamp,
     /// Fields of other implementations, kept as they are.
     pub unknown: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What routing answers may carry from some instant on. It is set below `maxRoutingCacheTtlMs` when instances that
+/// handed out more are gone; that falls when the last such lease has run out (protocol 7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoutingCap {
+    /// The longest lease handed out, in milliseconds.
+    pub cache_ttl_ms: u64,
+    /// Since when.
+    pub since: Timestamp,
 }
 
 /// Blocks new grants of one shard while somebody may still be reading it (protocol 4.3).
@@ -253,6 +266,7 @@ impl Group {
             .chain(of_starters)
             .chain(self.holds.iter().map(|hold| self.hold_end(hold)))
             .chain(self.grants_from)
+            .chain(self.longer_routing_leases_end())
             .chain(correction::deadlines(self, settings))
             .min()
     }
@@ -272,8 +286,20 @@ impl Group {
             self.shard_count,
             self.metadata_version,
             &self.metadata_token,
-            cache_ttl_ms.min(self.max_routing_cache_ttl_ms),
+            cache_ttl_ms.min(self.routing_cap_ms()),
         )
+    }
+
+    /// The longest routing cache lease that may be handed out now, in milliseconds.
+    #[must_use]
+    pub fn routing_cap_ms(&self) -> u64 {
+        self.routing_cap.map_or(self.max_routing_cache_ttl_ms, |cap| cap.cache_ttl_ms)
+    }
+
+    /// When every lease that was longer than what may be handed out now has run out; `None`: there was none.
+    pub(crate) fn longer_routing_leases_end(&self) -> Option<Timestamp> {
+        let cap = self.routing_cap.filter(|cap| cap.cache_ttl_ms < self.max_routing_cache_ttl_ms)?;
+        Some(cap.since.plus(crate::settings::millis(self.max_routing_cache_ttl_ms)))
     }
 
     /// The group at a glance (protocol 8).

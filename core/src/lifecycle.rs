@@ -66,6 +66,7 @@ pub fn create(
         grants_from: (reading_until > now).then_some(reading_until),
         provisioning_pending: true,
         max_routing_cache_ttl_ms: settings.routing_cache_ttl_ms,
+        routing_cap: None,
         migrations: BTreeMap::new(),
         foreign_migrations: serde_json::Map::new(),
         active_resharding_id: None,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use rsc_protocol::admin::MemberState;
 
-use crate::group::HoldCause;
+use crate::group::{HoldCause, RoutingCap};
 use crate::member::{Member, Termination};
 use crate::settings::millis;
 use crate::turn::Turn;
@@ -101,13 +101,26 @@ fn beyond_memory(turn: &Turn<'_>) -> Vec<String> {
     terminal.into_iter().take(beyond).map(|(_, id)| id.clone()).collect()
 }
 
-/// Raises the recorded routing lease before a longer one is handed out, and lowers it only once the longest
-/// one that may be out has run out (protocol 7).
+/// Raises the recorded routing lease before a longer one is handed out, and lowers it only once the longest one that may
+/// be out has run out (protocol 7). Another instance may hand out more than this one does and say nothing of it, so
+/// lowering takes two steps: first the record forbids longer leases, which everybody obeys who reads it; and when the
+/// last one that was handed out before has run out, it forgets them.
 fn keep_routing_lease(turn: &mut Turn<'_>) {
-    let (used, recorded) = (turn.context.settings.routing_cache_ttl_ms, turn.group.max_routing_cache_ttl_ms);
-    let may_lower = turn.context.routing_ttl_age_ms > recorded;
-    if used > recorded || (used < recorded && may_lower) {
-        turn.group.max_routing_cache_ttl_ms = used;
-        turn.structural = true;
+    let (used, now) = (turn.context.settings.routing_cache_ttl_ms, turn.now);
+    let (cap, longest) = (turn.group.routing_cap_ms(), turn.group.max_routing_cache_ttl_ms);
+    // Who raised it last may still be there: then it would be raised again at once.
+    let stands_for = turn.group.routing_cap.map(|cap| now.since(cap.since));
+    let may_lower =
+        turn.context.routing_ttl_age_ms > longest && stands_for.is_none_or(|stands| stands > millis(longest));
+    if used > cap {
+        turn.group.max_routing_cache_ttl_ms = longest.max(used);
+        turn.group.routing_cap = Some(RoutingCap { cache_ttl_ms: used, since: now });
+    } else if turn.group.longer_routing_leases_end().is_some_and(|end| end <= now) {
+        turn.group.max_routing_cache_ttl_ms = cap;
+    } else if used < cap && may_lower {
+        turn.group.routing_cap = Some(RoutingCap { cache_ttl_ms: used, since: now });
+    } else {
+        return;
     }
+    turn.structural = true;
 }

@@ -287,11 +287,32 @@ fn protocol_6_a_proof_is_about_the_shards_it_names() {
     let (mut stream, _) = draining(Retire::Keep);
     stream.groups[0].turn(&[Command::Tick]);
     stream.drive();
-    let empty = ShardFacts { is_empty: true, exists: true, missing_groups: Vec::new() };
+    let empty = ShardFacts { is_empty: true, exists: true, ..ShardFacts::default() };
     let mut other = draining(Retire::Keep).0;
     other.publish(1);
     let mut driver = Driver::default();
     before(&mut other, &mut driver, "retire");
     let facts = BTreeMap::from([(2, empty)]);
     assert_eq!(other.next(&facts).todo, [Todo::Prove([1].into())], "what is not known is looked up");
+}
+
+/// Found by an attacker: the shard was read again and given up again without end, and nobody was told why.
+#[test]
+fn protocol_6_what_only_deleting_cannot_prove_waits_and_is_not_read_again() {
+    let (mut stream, id) = draining(Retire::Delete);
+    let mut driver = Driver::default();
+    before(&mut stream, &mut driver, "begin-delete");
+    let scattered = ShardFacts { is_empty: true, exists: true, is_scattered: true, ..ShardFacts::default() };
+    let facts: BTreeMap<u32, ShardFacts> = [1, 2].map(|shard| (shard, scattered.clone())).into();
+    for group in &mut stream.groups {
+        group.turn(&[Command::Migrate { resharding_id: id.clone(), step: MigrationStep::BeginDelete }]);
+    }
+    let next = stream.next(&facts);
+    assert_eq!(next.todo, [], "nothing is given back to be read");
+    assert!(next.waits_for.contains("1-2") && next.waits_for.contains("XACK"), "{}", next.waits_for);
+    assert_eq!(next.wake_at, Some(stream.now.plus(10_000)), "the proof is work for redis");
+    // One that became provable goes by itself.
+    let mut facts = facts;
+    facts.insert(2, ShardFacts { is_scattered: false, ..scattered });
+    assert_eq!(stream.next(&facts).todo, [Todo::Delete([2].into())]);
 }

@@ -29,6 +29,19 @@ pub enum MigrationState {
 }
 
 impl MigrationState {
+    /// The state as it stands on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MigrationState::Preparing => "PREPARING",
+            MigrationState::Active => "ACTIVE",
+            MigrationState::Draining => "DRAINING",
+            MigrationState::Deprecated => "DEPRECATED",
+            MigrationState::RollingBack => "ROLLING_BACK",
+            MigrationState::RolledBack => "ROLLED_BACK",
+        }
+    }
+
     /// Whether nothing more happens in this state.
     #[must_use]
     pub fn is_over(self) -> bool {

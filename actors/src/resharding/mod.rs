@@ -6,8 +6,8 @@ mod pass;
 mod reads;
 mod requests;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -50,6 +50,8 @@ struct Watch {
     /// Somebody has asked for a look since the last one began.
     asked: AtomicBool,
     wake: Notify,
+    /// What the last look came to.
+    told: Mutex<String>,
 }
 
 impl Resharding {
@@ -76,6 +78,14 @@ impl Resharding {
         }
     }
 
+    /// What this process was last held up by on the stream; empty when it was not, or does not watch it.
+    pub(crate) fn held_up_by(&self, prefix: &str) -> String {
+        let watch = self.watched.get(prefix).map(|entry| Arc::clone(entry.value()));
+        watch
+            .map(|watch| watch.told.lock().unwrap_or_else(PoisonError::into_inner).clone())
+            .unwrap_or_default()
+    }
+
     /// Wakes every watcher: the gate has closed.
     pub(crate) fn stop(&self) {
         for watch in &self.watched {
@@ -86,7 +96,6 @@ impl Resharding {
 
 async fn watching(shared: &Arc<Shared>, prefix: &str, watch: &Watch) {
     let mut failures = 0;
-    let mut told = String::new();
     loop {
         watch.asked.store(false, Ordering::SeqCst);
         let Some(running) = shared.gate.enter() else { break };
@@ -103,14 +112,14 @@ async fn watching(shared: &Arc<Shared>, prefix: &str, watch: &Watch) {
             }
             Ok(Some(progress)) => {
                 failures = 0;
-                tell(prefix, &mut told, &progress.next.waits_for);
+                tell(prefix, watch, &progress.next.waits_for);
                 pause_until(shared, &progress)
             }
             // Another instance works on it.
             Ok(None) => poll(shared),
             Err(refusal) => {
                 failures += 1;
-                tell(prefix, &mut told, &refusal.message);
+                tell(prefix, watch, &refusal.message);
                 (poll(shared) * 2_u32.saturating_pow(failures.min(10))).min(LONGEST_RETRY)
             }
         };
@@ -123,10 +132,11 @@ async fn watching(shared: &Arc<Shared>, prefix: &str, watch: &Watch) {
 }
 
 /// The same news once.
-fn tell(prefix: &str, told: &mut String, news: &str) {
-    if told != news {
+fn tell(prefix: &str, watch: &Watch, news: &str) {
+    let mut told = watch.told.lock().unwrap_or_else(PoisonError::into_inner);
+    if *told != news {
         tracing::info!(prefix, waits_for = news, "a migration waits");
-        news.clone_into(told);
+        news.clone_into(&mut told);
     }
 }
 

@@ -178,10 +178,10 @@ async fn prove(
 pub(crate) fn facts_of(proof: &ShardProof) -> ShardFacts {
     match proof {
         ShardProof::Empty { key_exists, .. } => {
-            ShardFacts { is_empty: true, exists: *key_exists, missing_groups: Vec::new() }
+            ShardFacts { is_empty: true, exists: *key_exists, ..ShardFacts::default() }
         }
         ShardProof::NotEmpty { waits } => {
-            ShardFacts { is_empty: false, exists: true, missing_groups: missing(waits) }
+            ShardFacts { exists: true, missing_groups: missing(waits), ..ShardFacts::default() }
         }
     }
 }
@@ -227,7 +227,13 @@ async fn delete(
                 return Err(Refusal::new(ErrorCode::MutexUnavailable, message));
             }
             ShardDeletion::NotEmpty { waits } => {
-                ShardFacts { is_empty: false, exists: true, missing_groups: missing(&waits) }
+                let is_scattered = waits.iter().all(|wait| wait.reason == WaitReason::PendingUndecided);
+                ShardFacts {
+                    is_empty: is_scattered,
+                    exists: true,
+                    is_scattered,
+                    missing_groups: missing(&waits),
+                }
             }
         };
         facts.insert(shard, found);

@@ -107,7 +107,13 @@ async fn explain(
         facts: &facts,
         fresh_id: "",
     };
-    row.waits_for = waits_for(&next(&view));
+    let next = next(&view);
+    row.waits_for = waits_for(&next);
+    // What is to be done next has been tried, and something was in the way.
+    let held_up_by = shared.resharding.held_up_by(prefix);
+    if !next.todo.is_empty() && !held_up_by.is_empty() {
+        row.waits_for = format!("{}; when it was last tried: {held_up_by}", row.waits_for);
+    }
     let since = migration.draining_since.or(migration.activated_at);
     row.drain = migration
         .draining()

@@ -141,7 +141,11 @@ async fn scale_locked(
     check_groups(prefix, &groups, only_group)?;
     let running = running(&groups).cloned();
     let id = match running {
-        Some(running) if running.to_shard_count == target && !running.state.is_back() => {
+        Some(running)
+            if running.to_shard_count == target
+                && !running.state.is_back()
+                && request.retire.is_none_or(|retire| retire == running.retire) =>
+        {
             running.resharding_id
         }
         Some(running) => return Err(other_runs(prefix, &running)),
@@ -184,8 +188,8 @@ fn other_runs(prefix: &str, running: &Migration) -> Refusal {
     let (id, from, to) = (&running.resharding_id, running.from_shard_count, running.to_shard_count);
     let back = if running.state.is_back() { ", on its way back" } else { "" };
     let message = format!(
-        "migration {id} of stream {prefix} ({from} to {to} shards, {:?}{back}) is running: wait for its end, or roll it back",
-        running.state
+        "migration {id} of stream {prefix} ({from} to {to} shards, {}{back}) is running: wait for its end, or roll it back",
+        running.state.as_str()
     );
     Refusal::new(ErrorCode::ActiveMigrationExists, message)
 }

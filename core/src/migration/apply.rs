@@ -82,8 +82,9 @@ fn change(turn: &mut Turn<'_>, id: &str, with: impl FnOnce(&mut Migration)) {
 fn misfit<T>(turn: &Turn<'_>, migration: &Migration, step: &str) -> Result<T, Refused> {
     let id = &migration.resharding_id;
     conflict(format!(
-        "migration {id} of group {} is {:?}: {step} does not fit",
-        turn.group.key, migration.state
+        "migration {id} of group {} is {}: {step} does not fit",
+        turn.group.key,
+        migration.state.as_str()
     ))
 }
 

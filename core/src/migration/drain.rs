@@ -6,10 +6,14 @@ use rsc_protocol::Timestamp;
 use rsc_protocol::resharding::Retire;
 
 use super::leader::Leader;
-use super::stream::{Next, ShardFacts, StreamView, Todo};
+use super::stream::{Next, StreamView, Todo};
 use super::{Migration, MigrationStep};
 use crate::settings::millis;
 use crate::shards::ShardSet;
+
+/// How long until shards that are too scattered to be deleted are tried again, in milliseconds: the proof is work for
+/// Redis, and only somebody else can change what it finds.
+const SCATTERED_AGAIN_MS: i64 = 10_000;
 
 /// Until when a producer may use a count that some group of the stream has told before: counted from the last change
 /// in any of them, with the longest cache lease any of them has handed out.
@@ -126,9 +130,20 @@ fn delete(view: &StreamView<'_>, leader: &Leader, removed: &ShardSet) -> Option<
     if !begin.is_empty() {
         return Some(Next::todo(begin));
     }
-    let exists = |facts: &ShardFacts| facts.exists;
-    let there: ShardSet = removed.iter().filter(|shard| view.facts.get(shard).is_some_and(exists)).collect();
-    (!there.is_empty()).then(|| Next::todo(vec![Todo::Delete(there)]))
+    let facts = |shard: &u32| view.facts.get(shard).filter(|facts| facts.exists);
+    let there: ShardSet =
+        removed.iter().filter(|shard| facts(shard).is_some_and(|facts| !facts.is_scattered)).collect();
+    if !there.is_empty() {
+        return Some(Next::todo(vec![Todo::Delete(there)]));
+    }
+    let scattered: ShardSet = removed.iter().filter(|shard| facts(shard).is_some()).collect();
+    (!scattered.is_empty()).then(|| {
+        let shards = crate::turn::ranges(&scattered);
+        let message = format!(
+            "shards {shards} are empty but for so many scattered pending entries without a record (PENDING_UNDECIDED) that no single look can prove it, which deleting takes: acknowledge them with XACK"
+        );
+        Next::wait(message, Some(view.now.plus(SCATTERED_AGAIN_MS)))
+    })
 }
 
 /// The earliest end that was asked for has not come.

@@ -26,6 +26,8 @@ pub struct ShardFacts {
     pub is_empty: bool,
     /// The key exists.
     pub exists: bool,
+    /// Proven empty in several looks, and too scattered for the one look that deleting takes.
+    pub is_scattered: bool,
     /// Coordinated groups that do not exist on the key.
     pub missing_groups: Vec<String>,
 }

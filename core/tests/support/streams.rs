@@ -165,7 +165,7 @@ impl Stream {
         let names = self.groups.iter().map(|bench| bench.key.consumer_group().to_owned());
         let missing_groups: Vec<String> = names.filter(|name| !key.groups.contains_key(name)).collect();
         let is_empty = missing_groups.is_empty() && key.is_read_by_all();
-        ShardFacts { is_empty, exists: true, missing_groups }
+        ShardFacts { is_empty, exists: true, missing_groups, ..ShardFacts::default() }
     }
 
     pub fn delete(&mut self, shards: &ShardSet) -> BTreeMap<u32, ShardFacts> {

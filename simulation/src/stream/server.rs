@@ -102,7 +102,7 @@ impl StreamWorld {
             ));
         }
         self.destroyed.retain(|(destroyed, _)| *destroyed != shard);
-        ShardFacts { is_empty: true, exists: false, missing_groups: Vec::new() }
+        ShardFacts { is_empty: true, ..ShardFacts::default() }
     }
 
     /// The commit script, and every invariant of what it wrote.

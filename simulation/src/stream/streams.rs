@@ -136,7 +136,7 @@ impl Streams {
     #[must_use]
     pub(crate) fn prove(&self, shard: u32, coordinated: &[(usize, String)], rules: ProofRules) -> ShardFacts {
         let Some(stream) = self.keys.get(&shard) else {
-            return ShardFacts { is_empty: true, exists: false, missing_groups: Vec::new() };
+            return ShardFacts { is_empty: true, ..ShardFacts::default() };
         };
         let missing = coordinated.iter().filter(|(group, _)| !stream.groups.contains_key(group));
         let missing_groups: Vec<String> =
@@ -148,6 +148,6 @@ impl Streams {
             all_delivered && !cursor.pending.keys().any(waits)
         };
         let is_empty = missing_groups.is_empty() && stream.groups.values().all(done);
-        ShardFacts { is_empty, exists: true, missing_groups }
+        ShardFacts { is_empty, exists: true, missing_groups, ..ShardFacts::default() }
     }
 }
