@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rsc_protocol::admin::GroupState;
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Status};
-use support::{Api, Daemon, Member, RedisServer, beat_until_stable, wait_until};
+use support::{Api, Daemon, Member, RedisServer, beat_until_stable, monitored_path, wait_until};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -134,6 +134,12 @@ async fn idle_groups_cost_redis_nothing_but_looks_at_the_index() {
     member.leave().await;
     for group in [&empty, &left] {
         assert_eq!(api.group(group).await.state, GroupState::Empty);
+        // A group that nobody has spoken to is looked at once.
+        wait_until("the group's actor has looked at it", async || {
+            let shown = api.get(&format!("{}/actor", monitored_path(group))).await.success();
+            shown["turns"].as_u64().is_some_and(|turns| turns > 0) && shown["state"] == "IDLE"
+        })
+        .await;
     }
     let before = Usage::of(&redis).await;
     wait_until("the index was looked at ten times", async || {
