@@ -61,10 +61,11 @@ async fn a_writing_producer_loses_nothing_through_scale_out_scale_in_and_rollbac
         }
         stream.wait_for(&id, MigrationState::Deprecated).await;
     }
+    wait_until("they have written much", async || scene.ledger.len() > 1_000).await;
     let (eager, stale) = (eager.stop().await, stale.stop().await);
     scene.expect_settled_at(4).await;
     assert_eq!((eager.unpublished, stale.unpublished), (0, 0), "{eager:?} {stale:?}");
-    assert!(eager.acknowledged > 500 && stale.acknowledged > 500, "{eager:?} {stale:?}");
+    assert!(eager.acknowledged > 100 && stale.acknowledged > 100, "{eager:?} {stale:?}");
     assert!(scene.ledger.len() >= eager.acknowledged + stale.acknowledged - eager.stalled - stale.stalled);
 }
 

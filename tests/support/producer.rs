@@ -17,8 +17,10 @@ use super::consumer::Routes;
 use super::records::{Ledger, Record};
 use super::redis_server::RedisServer;
 
-/// How long an answer about routing is waited for.
-const PATIENCE: Duration = Duration::from_millis(400);
+/// How long an answer about routing is waited for; a slow machine takes its time.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a running producer tries to publish one record before it gives it up.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(10);
 /// What a machine may take from handing a command over until it has the answer, so that the publish margin of the
 /// tests (300 ms) is kept. A producer that is stalled for longer breaks what the protocol asks of it.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
@@ -184,15 +186,25 @@ impl Producer {
         }
     }
 
-    /// Publishes one record after the other from now on, each with another key, until [`Running::stop`].
+    /// Publishes one record after the other from now on, each with another key, until [`Running::stop`]. What could not
+    /// be published is tried again, as an application does; only what was given up counts as unpublished.
     pub(crate) fn run(mut self, pause: Duration) -> Running {
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
             let mut number = 0_u64;
+            let mut give_up_at = Instant::now() + GIVES_UP_AFTER;
             while !*stopped.borrow() {
+                if self.try_publish(&format!("key{number}")).await.is_ok() {
+                    self.produced.acknowledged += 1;
+                } else if Instant::now() < give_up_at {
+                    tokio::time::sleep(pause).await;
+                    continue;
+                } else {
+                    self.produced.unpublished += 1;
+                }
                 number += 1;
-                let _ = self.publish(&format!("key{number}")).await;
                 tokio::time::sleep(pause).await;
+                give_up_at = Instant::now() + GIVES_UP_AFTER;
             }
             self.produced
         });
