@@ -34,4 +34,4 @@ pub use redis::{RedisMode, RedisSettings, RedisStore, SettingsError, TlsSettings
 pub use stream_reads::{
     GroupView, HistoryPage, Record, RecordPage, RecordRange, ShardView, StreamReads, StreamView, Undelivered,
 };
-pub use types::{Conflict, Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
+pub use types::{Conflict, Entered, Found, MutexToken, Outcome, ProvisionError, Shortfall, StoreError};

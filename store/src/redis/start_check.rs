@@ -1,5 +1,6 @@
 //! What can be said at the start about the servers: are they there, of the configured kind, and may we do what we have to?
 
+use ::redis::Value;
 use tokio::time::Instant;
 
 use super::RedisStore;
@@ -21,7 +22,7 @@ pub(super) async fn check(store: &RedisStore) -> Result<(), StoreError> {
     let deadline = Instant::now() + store.connect_timeout + store.command_timeout;
     store.servers.connect(deadline).await?;
     for key in store.probe_keys() {
-        let missing = store.missing_rights(&key).await?;
+        let (missing, trouble) = store.rights(&key).await?;
         if !missing.is_empty() {
             return Err(StoreError::Misconfigured(format!(
                 "the user may not run {} on keys {}:*: give it these rights (docs/operations.md has the list)",
@@ -29,6 +30,11 @@ pub(super) async fn check(store: &RedisStore) -> Result<(), StoreError> {
                 store.keys.prefix()
             )));
         }
+        if !trouble.is_empty() {
+            let code = trouble.split(' ').next().unwrap_or_default().to_owned();
+            return Err(Refusal { code, said: trouble }.into_error());
+        }
+        store.may_wait(&key, deadline).await?;
     }
     Ok(())
 }
@@ -41,12 +47,34 @@ impl RedisStore {
             .one_for_each_master((0..MOST_PROBES).map(|number| format!("{prefix}:{{probe:{number}}}:rights")))
     }
 
-    /// The commands that the user may not run on `key`, which belongs to nobody.
-    pub(super) async fn missing_rights(&self, key: &str) -> Result<Vec<String>, StoreError> {
+    /// Whether the user may wait for replicas, if that is configured.
+    async fn may_wait(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
+        if self.wait_replicas == 0 {
+            return Ok(());
+        }
+        let wait = ::redis::cmd("WAIT").arg(0).arg(1).to_owned();
+        match self.servers.command(Lane::Durable, key, &wait, deadline).await {
+            Err(Failure::Refused(Refusal { code, .. })) if code == "NOPERM" => {
+                Err(StoreError::Misconfigured(
+                    "the user may not run WAIT, which redis.wait-replicas needs: give it this right"
+                        .to_owned(),
+                ))
+            }
+            answer => answer.map(|_| ()).map_err(Failure::into_error),
+        }
+    }
+
+    /// The commands that the user may not run on `key`, which belongs to nobody; and what keeps the server from writing,
+    /// empty when nothing does.
+    pub(super) async fn rights(&self, key: &str) -> Result<(Vec<String>, String), StoreError> {
         match self.run_on::<&str>(Lane::Work, &SCRIPTS.rights, &[key], &[]).await {
-            Ok(missing) => {
-                let missing = missing.into_sequence().map_err(|_| unexpected("rights are no list"))?;
-                missing.into_iter().map(text).collect()
+            Ok(answer) => {
+                let parts = answer.into_sequence().map_err(|_| unexpected("rights are no list"))?;
+                let [missing, trouble]: [Value; 2] =
+                    parts.try_into().map_err(|_| unexpected("rights have not two parts"))?;
+                let missing =
+                    missing.into_sequence().map_err(|_| unexpected("missing rights are no list"))?;
+                Ok((missing.into_iter().map(text).collect::<Result<_, _>>()?, text(trouble)?))
             }
             Err(Failure::Refused(Refusal { code, said })) if code == "NOPERM" => {
                 Err(StoreError::Misconfigured(format!(
