@@ -126,7 +126,13 @@ impl RedisStore {
         }
         metrics::histogram!("rsc_store_command_seconds", "command" => script.name)
             .record(started.elapsed().as_secs_f64());
-        answer.map_err(|failure| failure.about(key))
+        match answer {
+            Err(Failure::Refused(refusal)) if start_check::is_about_rights(&refusal) => {
+                let named = self.name_missing_rights(refusal, script, key).await;
+                Err(Failure::Refused(named.about(key)))
+            }
+            answer => answer.map_err(|failure| failure.about(key)),
+        }
     }
 
     /// Runs a command that is no script.

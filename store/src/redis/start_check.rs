@@ -1,12 +1,14 @@
 //! What can be said at the start about the servers: are they there, of the configured kind, and may we do what we have to?
 
 use ::redis::Value;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::RedisStore;
 use super::link::{Failure, Refusal};
 use super::reply::{text, unexpected};
-use super::scripts::SCRIPTS;
+use super::scripts::{SCRIPTS, Script};
 use super::servers::Lane;
 use crate::types::StoreError;
 
@@ -39,7 +41,30 @@ pub(super) async fn check(store: &RedisStore) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Whether a server refuses for want of a right. Inside scripts Redis 6.2 and 7.0 say so in words only, and name no command.
+pub(super) fn is_about_rights(refusal: &Refusal) -> bool {
+    refusal.code == "NOPERM" || refusal.said.contains("can't run this command")
+}
+
 impl RedisStore {
+    /// Adds to a refusal of a script which commands the user may not run, as far as the coordinator's own keys tell.
+    pub(super) async fn name_missing_rights(&self, refusal: Refusal, script: &Script, key: &str) -> Refusal {
+        let code = "NOPERM".to_owned();
+        if script.name == SCRIPTS.rights.name {
+            return Refusal { code, ..refusal };
+        }
+        // In the same slot, so that the same server is asked.
+        let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(key, |(tag, _)| tag);
+        let probe = format!("{}:{{{tag}}}:rights", self.keys.prefix());
+        match self.rights(&probe).await {
+            Ok((missing, _)) if !missing.is_empty() => Refusal {
+                code,
+                said: format!("{}: the user may not run {}", refusal.said, missing.join(", ")),
+            },
+            _ => Refusal { code, ..refusal },
+        }
+    }
+
     /// A key of nobody in some slot of every master.
     fn probe_keys(&self) -> Vec<String> {
         let prefix = self.keys.prefix();
@@ -66,7 +91,13 @@ impl RedisStore {
 
     /// The commands that the user may not run on `key`, which belongs to nobody; and what keeps the server from writing,
     /// empty when nothing does.
-    pub(super) async fn rights(&self, key: &str) -> Result<(Vec<String>, String), StoreError> {
+    ///
+    /// Boxed: a refusal of any script asks for it, this one's aside.
+    fn rights<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(Vec<String>, String), StoreError>> {
+        self.ask_for_rights(key).boxed()
+    }
+
+    async fn ask_for_rights(&self, key: &str) -> Result<(Vec<String>, String), StoreError> {
         match self.run_on::<&str>(Lane::Work, &SCRIPTS.rights, &[key], &[]).await {
             Ok(answer) => {
                 let parts = answer.into_sequence().map_err(|_| unexpected("rights are no list"))?;
