@@ -207,6 +207,7 @@ async fn a_hung_master_gives_an_unknown_outcome_and_never_a_second_write() {
     let Entered::Loaded { fields, .. } = entered else { panic!("{entered:?}") };
     let stamp = rsc_core::record::stamp(&fields).unwrap();
     let (slot, master) = (cluster.slot_of(&key(&group)), cluster.master_of(&key(&group)));
+    cluster.node(master).write_through(&["SET", "{orders:billing}", "x"], 1);
     cluster.pause(master);
     let outcome = store.commit(&group, &holder, &stamp, &structural("{\"storeRevision\":2}", 2)).await;
     assert!(matches!(outcome, Outcome::Unknown(StoreError::Unavailable(_))), "{outcome:?}");
