@@ -237,6 +237,18 @@ impl Cluster {
         found
     }
 
+    /// Learns the layout, if it is not known.
+    pub(super) async fn learn(&self, deadline: Instant) -> Result<(), StoreError> {
+        let seen = self.table().generation;
+        if seen > 0 {
+            return Ok(());
+        }
+        match timeout_at(deadline, self.look(seen)).await {
+            Ok(looked) => looked,
+            Err(_) => Err(no_node("no node has told the cluster's layout in time")),
+        }
+    }
+
     /// Every node that the layout names, and whether it is a master.
     pub(super) fn nodes(&self) -> Vec<(Address, bool)> {
         let table = self.table();

@@ -51,6 +51,8 @@ pub(super) enum Kind {
     ClusterNode,
     /// A sentinel.
     Sentinel,
+    /// Whatever it is: somebody wants to look at it.
+    Any,
 }
 
 /// How connections to servers of one sort are opened.
@@ -140,7 +142,7 @@ impl Dialer {
         if self.kind == Kind::Master {
             pipeline.cmd("ROLE");
         }
-        if self.kind != Kind::Sentinel {
+        if !matches!(self.kind, Kind::Sentinel | Kind::Any) {
             for script in SCRIPTS.all() {
                 pipeline.cmd("SCRIPT").arg("LOAD").arg(script.source);
             }
@@ -178,6 +180,7 @@ impl Dialer {
             return Ok(());
         };
         let (configured, wanted) = match self.kind {
+            Kind::Any => return Ok(()),
             Kind::Standalone => ("standalone", "standalone"),
             Kind::ClusterNode => ("cluster", "cluster"),
             Kind::Master => ("sentinel", "standalone"),

@@ -39,6 +39,7 @@ mod slots;
 mod start_check;
 mod stream_reads;
 mod tls;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,6 +58,7 @@ use self::scripts::{SCRIPTS, Script};
 use self::servers::{Lane, Servers};
 pub use self::settings::{RedisMode, RedisSettings, SettingsError};
 pub use self::tls::TlsSettings;
+pub use self::tools::{NodeRole, RedisNode, RedisTools};
 use crate::drain::{ShardDeletion, ShardProof};
 use crate::fields::{Change, TOMBSTONE_IDENTITY, before_creation, lease_only_create, tombstone_fields};
 use crate::group_store::GroupStore;
@@ -83,7 +85,7 @@ impl RedisStore {
     /// # Errors
     /// When the settings cannot work with any server.
     pub fn new(settings: &RedisSettings) -> Result<Self, SettingsError> {
-        let Deployment { servers, home } = Deployment::new(settings)?;
+        let Deployment { servers, home, .. } = Deployment::new(settings)?;
         Ok(RedisStore {
             keys: settings.keys.clone(),
             servers,

@@ -97,6 +97,11 @@ impl Sentinels {
         }
     }
 
+    /// Where a server that a replica's master knows by this address is reached from here.
+    pub(super) fn reachable(&self, announced: Address) -> Address {
+        self.mappings.reachable(announced)
+    }
+
     async fn ask(&self, link: &Arc<Link>) -> Said {
         let mut command = ::redis::cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
