@@ -28,6 +28,7 @@ mod reply;
 mod scripts;
 mod settings;
 mod stream_reads;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,6 +47,7 @@ use self::link::{Failure, Link};
 use self::reply::{Reply, Wrote};
 use self::scripts::{SCRIPTS, Script};
 pub use self::settings::{RedisSettings, SettingsError};
+pub use self::tools::{NodeRole, RedisNode, RedisTools};
 use crate::drain::{ShardDeletion, ShardProof};
 use crate::fields::{Change, TOMBSTONE_IDENTITY, before_creation, lease_only_create, tombstone_fields};
 use crate::group_store::GroupStore;
