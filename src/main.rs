@@ -9,6 +9,7 @@ mod logging;
 mod panics;
 mod recorder;
 mod serve;
+mod tools;
 mod wiring;
 
 use std::io::Write;
@@ -36,6 +37,18 @@ fn main() -> ExitCode {
         Command::Config { command: ConfigCommand::Show(arguments) } => {
             with_configuration(&arguments, |loaded| print(&loaded.config.to_masked_toml()?))
         }
+        Command::Doctor(arguments) => {
+            with_configuration(&arguments.config, |loaded| tools::doctor::run(loaded, &arguments))
+        }
+        Command::Repair { command } => {
+            with_configuration(command.config(), |loaded| tools::repair::run(loaded, &command))
+        }
+        Command::Backup(arguments) => {
+            with_configuration(&arguments.config, |loaded| tools::backup::run(loaded, &arguments))
+        }
+        Command::Restore(arguments) => {
+            with_configuration(&arguments.config, |loaded| tools::restore::run(loaded, &arguments))
+        }
     }
 }
 
@@ -51,7 +64,8 @@ fn with_configuration(
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         complain(&format!("{error:#}"));
-        if error.is::<config::ConfigError>() { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
+        let is_unusable = error.is::<config::ConfigError>() || error.is::<tools::Unusable>();
+        if is_unusable { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
     })
 }
 

@@ -25,7 +25,15 @@ pub(crate) fn store(config: &Config, instance_id: &str) -> anyhow::Result<Arc<dy
     }
 }
 
-fn redis_settings(config: &Config, keys: Keys, instance_id: &str) -> anyhow::Result<RedisSettings> {
+/// How the configured Redis is reached.
+///
+/// # Errors
+/// When the configuration names no server that can be; a checked one has none such.
+pub(crate) fn redis_settings(
+    config: &Config,
+    keys: Keys,
+    instance_id: &str,
+) -> anyhow::Result<RedisSettings> {
     let servers = config.redis.connection_infos();
     let Some(server) = servers.first() else { bail!("redis.urls names no server") };
     let ConnectionAddr::Tcp(host, port) = server.addr() else { bail!("redis.urls names no TCP address") };

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use error::ConfigError;
 pub(crate) use layers::{Flag, Loaded, Sources, load};
 pub(crate) use sections::{
-    AuditConfig, CoordinationConfig, LogFormat, ProducerConfig, RedisConfig, SecurityConfig, ServerConfig,
-    StoreConfig, StoreType, StreamsConfig, TelemetryConfig,
+    AuditConfig, CoordinationConfig, LogFormat, ProducerConfig, RedisConfig, RedisMode, SecurityConfig,
+    ServerConfig, StoreConfig, StoreType, StreamsConfig, TelemetryConfig,
 };
 
 /// Everything `rsc` can be told. Field names are the sections of protocol 12; in files and messages all
