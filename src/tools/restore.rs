@@ -269,10 +269,11 @@ async fn put_back(
             Verdict::Restore { observed, why } => (observed, why),
             verdict => {
                 redis.store.release(group, &token).await?;
-                return Ok(match verdict {
-                    Verdict::Refuse(why) => Done::of(group, Became::Refused, why),
-                    _ => unchanged(group),
-                });
+                if let Verdict::Refuse(why) = verdict {
+                    return Ok(Done::of(group, Became::Refused, why));
+                }
+                redis.store.index_add(group).await?;
+                return Ok(unchanged(group));
             }
         };
         let restoration = lifecycle::restore(backup.loaded.clone(), section.now, observed);

@@ -107,7 +107,13 @@ fn judge_persistence(at: &str, info: &Info, save: &Known<Option<&str>>, report: 
 /// What a failover leaves: how many replicas a write must have reached.
 pub(super) fn replicas(servers: &[Server], report: &mut Report) {
     for server in servers {
-        let Ok(info) = &server.info else { continue };
+        let info = match &server.info {
+            Ok(info) => info,
+            Err(why) => {
+                report.unknown("replicas", server.address(), format!("INFO: {why}"));
+                continue;
+            }
+        };
         let replicas = info.number("connected_slaves").unwrap_or(0);
         if replicas == 0 {
             continue;

@@ -83,7 +83,7 @@ async fn examine(redis: &Redis) -> Report {
 async fn examine_servers(redis: &Redis, nodes: &[RedisNode], report: &mut Report) -> Result<(), StoreError> {
     let servers = announced(redis, nodes, report).await;
     let fits = server::mode(redis, &servers, report);
-    server::roles(redis, &servers, report);
+    server::roles(redis, &servers, report).await?;
     server::version(&servers, report);
     server::commands(redis, &servers, report).await?;
     durability::eviction(&servers, report);
@@ -139,7 +139,9 @@ fn not_connected(redis: &Redis, error: &StoreError, report: &mut Report) {
             }
             "NOPERM" => "give the user the rights that docs/operations.md lists",
             "LOADING" => "wait until the server has read its data",
-            _ => "see what the server says about it in its log",
+            _ => {
+                "correct redis.username and redis.password if it is about the login, else look at the server's log"
+            }
         },
         StoreError::Unavailable(_) => {
             "start the server, or correct redis.urls; a firewall that drops packets looks the same"

@@ -8,6 +8,56 @@ use serde_json::{Value, json};
 
 use crate::tools::one_line;
 
+/// Every id there is, in the order of the checks; `invariant.` is followed by one of docs/invariants.md.
+const IDS: [&str; 46] = [
+    "connection",
+    "nodes",
+    "mode",
+    "role",
+    "version",
+    "commands",
+    "commands.consumers",
+    "commands.ack",
+    "eviction",
+    "memory",
+    "persistence",
+    "replicas",
+    "server-timeouts",
+    "timeouts",
+    "clock",
+    "clock.nodes",
+    "writes",
+    "acl",
+    "acl.optional",
+    "index",
+    "index.type",
+    "index.unindexed",
+    "index.missing",
+    "index.deleted",
+    "index.foreign",
+    "records",
+    "record.type",
+    "record.unreadable",
+    "record.schema",
+    "record.layout",
+    "record.revision",
+    "record.foreign",
+    "record.ttl",
+    "record.clock",
+    "record.correction",
+    "record.tombstone",
+    "mutexes",
+    "mutex.ttl",
+    "mutex.type",
+    "stream.count",
+    "shards",
+    "shard.rights",
+    "shard.type",
+    "shard.missing",
+    "shard.group",
+    "shard.unread",
+];
+
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -68,13 +118,12 @@ impl Report {
         message: impl Into<String>,
         remedy: Option<String>,
     ) {
-        self.findings.push(Finding {
-            id: id.into(),
-            level,
-            subject: subject.into(),
-            message: message.into(),
-            remedy,
-        });
+        let id = id.into();
+        debug_assert!(
+            IDS.contains(&id.as_ref()) || id.starts_with("invariant."),
+            "{id} is not among the ids"
+        );
+        self.findings.push(Finding { id, level, subject: subject.into(), message: message.into(), remedy });
     }
 
     pub(super) fn ok(&mut self, id: &'static str, subject: impl Into<String>, message: impl Into<String>) {
@@ -167,6 +216,15 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_id_has_its_row_in_the_documentation() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/doctor.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let rows: Vec<&str> = rows.filter(|id| *id != "invariant.*").collect();
+        assert_eq!(rows, IDS);
+    }
 
     #[test]
     fn a_finding_is_one_line_and_a_summary_counts_them() {

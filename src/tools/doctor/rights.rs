@@ -12,8 +12,18 @@ const PROBE: &str = include_str!("../scripts/probe.lua");
 /// Commands without which things work, and less is shown.
 const OPTIONAL: [&str; 2] = ["MEMORY|USAGE", "CLIENT|SETNAME"];
 
+/// Codes with which a server refuses writes of anybody, whatever their rights.
+const NO_WRITES: [&str; 7] =
+    ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "BUSY"];
+
 /// A command that was refused, and the server's words.
 type Refused = (String, String);
+
+/// The code with which the server refuses everybody's writes, if these words have one. Redis 6.2 and 7.0 put words of
+/// their own before what a script's command was refused with.
+fn refuses_writes(words: &str) -> bool {
+    words.split([' ', '-']).take(4).any(|word| NO_WRITES.contains(&word))
+}
 
 /// Tries every command that the coordinator uses.
 pub(super) async fn examine(redis: &Redis, report: &mut Report) -> Result<(), StoreError> {
@@ -30,6 +40,16 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) -> Result<(), St
             refused.push(("EVAL".to_owned(), words));
         }
         Err(error) => return Err(error),
+    }
+    if let Some((_, words)) = refused.iter().find(|(_, words)| refuses_writes(words)) {
+        report.error(
+            "writes",
+            &key,
+            format!("the server refuses writes: {words}"),
+            "see role, memory, persistence and replicas above; until then heartbeats are refused",
+        );
+        report.unknown("acl", format!("user {user}"), "rights cannot be tried while writes are refused");
+        return Ok(());
     }
     tried &= !refused.iter().any(|(command, _)| command == "SET");
     let (optional, needed): (Vec<Refused>, Vec<Refused>) =
@@ -48,6 +68,9 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) -> Result<(), St
             ),
         );
     }
+    if needed.is_empty() {
+        report.ok("acl", format!("user {user}"), format!("may do everything on {}:*", redis.keys.prefix()));
+    }
     if !optional.is_empty() {
         let names: Vec<&str> = optional.iter().map(|(command, _)| command.as_str()).collect();
         report.info(
@@ -55,9 +78,6 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) -> Result<(), St
             format!("user {user}"),
             format!("may not, and need not: {}", names.join(", ")),
         );
-    }
-    if needed.is_empty() {
-        report.ok("acl", format!("user {user}"), format!("may do everything on {}:*", redis.keys.prefix()));
     }
     Ok(())
 }
@@ -104,4 +124,28 @@ fn rows(answer: Value) -> Result<Vec<Refused>, StoreError> {
     };
     let rows = answer.into_sequence().map_err(|_| unexpected())?;
     rows.into_iter().map(row).collect::<Option<_>>().ok_or_else(unexpected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_refuses_everybody_is_told_from_one_that_refuses_this_user() {
+        for words in [
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "@user_script: 8: -OOM command not allowed when used memory > 'maxmemory'.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "-READONLY You can't write against a read only replica.",
+        ] {
+            assert!(refuses_writes(words), "{words}");
+        }
+        for words in [
+            "ERR The user executing the script can't run this command or subcommand",
+            "ERR ACL failure in script: User anna has no permissions to run the 'set' command",
+            "NOPERM this user has no permissions to run the 'eval' command",
+        ] {
+            assert!(!refuses_writes(words), "{words}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use rsc_store::{NodeRole, StoreError};
 
-use super::facts::{Server, missing_commands};
+use super::facts::{Server, missing_commands, refusal};
 use super::report::Report;
 use super::{addresses, mode_name};
 use crate::config::RedisMode;
@@ -75,9 +75,19 @@ pub(super) fn mode(redis: &Redis, servers: &[Server], report: &mut Report) -> bo
 }
 
 /// Whoever is written to takes writes.
-pub(super) fn roles(redis: &Redis, servers: &[Server], report: &mut Report) {
-    let masters: Vec<Server> =
-        servers.iter().filter(|server| server.node.role == NodeRole::Master).cloned().collect();
+pub(super) async fn roles(redis: &Redis, servers: &[Server], report: &mut Report) -> Result<(), StoreError> {
+    let mut masters = Vec::new();
+    for server in servers.iter().filter(|server| server.node.role == NodeRole::Master) {
+        // Who does not let this user ask is only taken for a master.
+        match redis.tools.on(&server.node, &redis::cmd("ROLE")).await {
+            Ok(_) => masters.push(server.clone()),
+            Err(error) if server.info.is_ok() => {
+                refusal(error)?;
+                masters.push(server.clone());
+            }
+            Err(error) => report.unknown("role", server.address(), format!("ROLE: {}", refusal(error)?)),
+        }
+    }
     if redis.config.redis.mode == RedisMode::Standalone {
         for server in servers.iter().filter(|server| server.node.role == NodeRole::Replica) {
             report.error(
@@ -87,7 +97,7 @@ pub(super) fn roles(redis: &Redis, servers: &[Server], report: &mut Report) {
                 "let redis.urls name its master, or use redis.mode sentinel",
             );
         }
-    } else if masters.is_empty() {
+    } else if servers.iter().all(|server| server.node.role == NodeRole::Replica) {
         report.error(
             "role",
             addresses(servers),
@@ -98,6 +108,7 @@ pub(super) fn roles(redis: &Redis, servers: &[Server], report: &mut Report) {
     if !masters.is_empty() {
         report.ok("role", addresses(&masters), "takes writes");
     }
+    Ok(())
 }
 
 /// Which server it is, for people; nothing is concluded from it.
