@@ -275,7 +275,7 @@ async fn rights_that_are_missing_are_named() {
         assert!(finding.remedy.as_ref().unwrap().contains("ACL SETUSER anna +"), "{finding:?}");
     }
     // Also where the probe may not be deleted it does not stay.
-    user(&redis, &format!("{all} -del -pexpire")).await.doctor().await;
+    user(&redis, &format!("{all} -del -unlink -pexpire")).await.doctor().await;
     wait_until("the probe is gone", async || {
         redis.command::<Vec<String>>(&["KEYS", "*doctor*"]).await.is_empty()
     })

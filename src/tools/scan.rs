@@ -23,6 +23,8 @@ impl Pace {
     /// Some 100,000 keys a second at most, and ten minutes.
     pub(super) const GENTLE: Pace =
         Pace { count: 1_000, pause: Duration::from_millis(10), time_limit: Duration::from_secs(600) };
+    /// The same for somebody who waits for the outcome: a minute.
+    pub(super) const BRIEF: Pace = Pace { time_limit: Duration::from_secs(60), ..Pace::GENTLE };
 }
 
 /// The coordinator's own keys of groups (`P:{…}:…`), of every master. Keys whose names are no text belong to nobody

@@ -33,7 +33,7 @@ pub(super) struct FoundGroups {
 pub(super) async fn examine(redis: &Redis, report: &mut Report) -> Result<FoundGroups, StoreError> {
     let index_mark = report.mark();
     let indexed = index(redis, report).await?;
-    let keys = match keys_of_groups(redis, Pace::GENTLE).await {
+    let keys = match keys_of_groups(redis, Pace::BRIEF).await {
         Ok(keys) => Some(keys),
         Err(error) => {
             let why =
