@@ -74,14 +74,14 @@ async fn lost_index_is_rebuilt_from_the_keys() {
     assert!(text.lines().all(|line| line.starts_with("would add    redis-stream:coord:{")), "{text}");
     assert_eq!(text.lines().count(), 4);
 
-    // Page by page: some 3,000 keys in steps of ten.
+    // Page by page: some 3,000 keys in small steps, how small is the server's choice.
     let done = repair(&tool, &["--scan-count", "10", "--scan-pause", "0ms"]).await;
     assert_eq!(done.into_iter().collect::<BTreeSet<_>>(), added);
     assert_eq!(index(&redis).await, whole);
     let stats: String = redis.command(&["INFO", "commandstats"]).await;
     let scans = stats.lines().find(|line| line.starts_with("cmdstat_scan:")).unwrap();
     let calls: u64 = scans.split(['=', ',']).nth(1).unwrap().parse().unwrap();
-    assert!(calls > 300, "{scans}");
+    assert!(calls > 20, "{scans}");
 
     // A coordinator that starts now finds them.
     let daemon = Daemon::redis(&redis).fast().start();
