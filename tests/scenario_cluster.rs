@@ -1,7 +1,5 @@
 //! Scenarios of a Redis Cluster: a group's master dies, slots move, and a stream is resharded over all nodes.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[allow(dead_code, reason = "each test binary uses its part of this module")]
 #[path = "support/redis_topologies/mod.rs"]
 mod redis_topologies;
 mod support;

@@ -1,7 +1,5 @@
 //! Scenarios of a Redis behind sentinels: the master dies under load, and what it had acknowledged is lost.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[allow(dead_code, reason = "each test binary uses its part of this module")]
 #[path = "support/redis_topologies/mod.rs"]
 mod redis_topologies;
 mod support;

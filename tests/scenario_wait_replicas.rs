@@ -1,8 +1,6 @@
 //! Scenarios of `redis.wait-replicas` (protocol 12): what replicas may not have is handed to nobody, and whoever reads goes
 //! on reading.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[allow(dead_code, reason = "each test binary uses its part of this module")]
 #[path = "support/redis_topologies/mod.rs"]
 mod redis_topologies;
 mod support;

@@ -27,6 +27,7 @@ mod records;
 mod redis_server;
 mod scene;
 mod stream;
+mod tool;
 mod wait;
 
 pub(crate) use ambush::{Ambush, AmbushProxy, Moment};
@@ -45,4 +46,5 @@ pub(crate) use records::{Ledger, Record, Source};
 pub(crate) use redis_server::RedisServer;
 pub(crate) use scene::Scene;
 pub(crate) use stream::{Stream, scale_body};
+pub(crate) use tool::{Examined, Finding, Run, Tool};
 pub(crate) use wait::{DEADLINE, wait_until, wait_until_blocking};
