@@ -143,6 +143,9 @@ fn not_connected(redis: &Redis, error: &StoreError, report: &mut Report) {
                 "correct redis.username and redis.password if it is about the login, else look at the server's log"
             }
         },
+        StoreError::Misconfigured(text) if text.contains("redis.password") => {
+            "correct redis.username and redis.password; the server's side is shown by ACL LIST"
+        }
         StoreError::Misconfigured(_) => "correct the configuration; what is said names the key",
         StoreError::Unavailable(_) => {
             "start the server, or correct redis.urls; a firewall that drops packets looks the same"
