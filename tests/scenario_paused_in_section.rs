@@ -3,12 +3,14 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use reqwest::StatusCode;
 use rsc_protocol::keys::Keys;
-use rsc_protocol::{ErrorCode, GroupKey, Status};
+use rsc_protocol::{ErrorCode, GroupKey, HeartbeatResponse, Status};
 use support::{
-    Api, Daemon, DaemonBuilder, Member, Observer, Proxy, RedisServer, beat_until_stable, monitored_path,
-    wait_until,
+    Api, DEADLINE, Daemon, DaemonBuilder, Member, Observer, Proxy, RedisServer, beat_until_stable,
+    monitored_path, wait_until,
 };
 use tokio::task::JoinHandle;
 
@@ -64,19 +66,22 @@ impl Scene {
         let mut member = Member::new(&api, &group, id);
         let request = member.request();
         tokio::spawn(async move {
-            wait_until("the join is answered OK", async || {
+            let asked = Instant::now();
+            while asked.elapsed() < DEADLINE {
                 let answer = api.try_heartbeat(&group, &request).await;
-                if answer.status != StatusCode::OK {
+                if answer.status == StatusCode::OK {
+                    let response: HeartbeatResponse = answer.read();
+                    assert!(matches!(response.status, Status::Ok | Status::Retry), "{response:?}");
+                    if response.status == Status::Ok {
+                        member.apply(&request, &response);
+                        return member;
+                    }
+                } else {
                     answer.expect_error(ErrorCode::RedisUnavailable);
-                    return false;
                 }
-                let response = answer.read();
-                member.apply(&request, &response);
-                assert!(matches!(response.status, Status::Ok | Status::Retry), "{response:?}");
-                response.status == Status::Ok
-            })
-            .await;
-            member
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            panic!("{} could not join", request.member_id);
         })
     }
 
