@@ -15,7 +15,7 @@ pub(crate) struct Proxy {
     port: u16,
     target: watch::Sender<Option<u16>>,
     black_hole: watch::Sender<bool>,
-    trap: Arc<Mutex<Option<Trap>>>,
+    traps: Arc<Mutex<Vec<Trap>>>,
 }
 
 struct Trap {
@@ -49,14 +49,14 @@ impl Proxy {
         let own_port = listener.local_addr().unwrap().port();
         let (target, leads_to) = watch::channel(Some(port));
         let (black_hole, is_black_hole) = watch::channel(false);
-        let trap = Arc::<Mutex<Option<Trap>>>::default();
-        let traps = Arc::clone(&trap);
+        let traps = Arc::<Mutex<Vec<Trap>>>::default();
+        let set = Arc::clone(&traps);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(pass(client, leads_to.clone(), is_black_hole.clone(), Arc::clone(&traps)));
+                tokio::spawn(pass(client, leads_to.clone(), is_black_hole.clone(), Arc::clone(&set)));
             }
         });
-        Proxy { port: own_port, target, black_hole, trap }
+        Proxy { port: own_port, target, black_hole, traps }
     }
 
     /// The port to come to.
@@ -85,7 +85,7 @@ impl Proxy {
         let (reached, is_reached) = oneshot::channel();
         let (let_go, is_let_go) = oneshot::channel();
         let trap = Trap { needle: needle.as_bytes().to_vec(), reached, let_go: is_let_go };
-        *self.trap.lock().unwrap() = Some(trap);
+        self.traps.lock().unwrap().push(trap);
         Held { reached: is_reached, let_go }
     }
 }
@@ -94,7 +94,7 @@ async fn pass(
     client: TcpStream,
     mut leads_to: watch::Receiver<Option<u16>>,
     mut black_hole: watch::Receiver<bool>,
-    traps: Arc<Mutex<Option<Trap>>>,
+    traps: Arc<Mutex<Vec<Trap>>>,
 ) {
     let mut answers_hole = black_hole.clone();
     // The proxy itself is gone with the test.
@@ -135,18 +135,15 @@ async fn pass(
     }
 }
 
-/// The trap, if it waits for what these bytes complete. `seen`: what has come since it was set, as far as it matters.
-fn sprung(traps: &mut Option<Trap>, seen: &mut Vec<u8>, bytes: &[u8]) -> Option<Trap> {
-    let Some(trap) = traps else {
-        seen.clear();
-        return None;
-    };
+/// The trap that waits for what these bytes complete. `seen`: what has come since one was set, as far as it matters.
+fn sprung(traps: &mut Vec<Trap>, seen: &mut Vec<u8>, bytes: &[u8]) -> Option<Trap> {
     seen.extend(bytes);
-    if seen.windows(trap.needle.len()).any(|part| part == trap.needle) {
+    let is_seen = |trap: &Trap| seen.windows(trap.needle.len()).any(|part| part == trap.needle);
+    let trap = traps.iter().position(is_seen).map(|at| traps.remove(at));
+    if trap.is_some() || traps.is_empty() {
         seen.clear();
-        return traps.take();
     }
     // A needle may come in two pieces.
-    seen.drain(..seen.len().saturating_sub(trap.needle.len()));
-    None
+    seen.drain(..seen.len().saturating_sub(128));
+    trap
 }
