@@ -185,8 +185,7 @@ pub(crate) struct Versions(Arc<Mutex<BTreeMap<u64, String>>>);
 impl Versions {
     /// Somebody was told, or has read, this version.
     pub(crate) fn note(&self, version: u64, token: &str) {
-        let mut versions = self.0.lock().unwrap();
-        let first = versions.entry(version).or_insert_with(|| token.to_owned());
+        let first = self.0.lock().unwrap().entry(version).or_insert_with(|| token.to_owned()).clone();
         assert_eq!(first, token, "version {version} was told with two tokens");
     }
 
