@@ -8,8 +8,8 @@ use std::time::Duration;
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, HeartbeatResponse, Status};
 use support::{
-    Api, Consumer, Crew, Daemon, Member, Observer, RedisServer, Routes, beat_until_stable, monitored_path,
-    seed, settle, wait_until,
+    Api, Consumer, Crew, Daemon, Member, Observer, Proxy, RedisServer, Routes, beat_until_stable,
+    monitored_path, seed, settle, wait_until,
 };
 use tokio::task::JoinSet;
 
@@ -118,9 +118,13 @@ async fn are_heard(consumers: &[Consumer]) {
 async fn rolling_updates_by_signal_and_by_kill_throw_nobody_out_and_move_no_shard() {
     const SHARDS: usize = 24;
     let redis = RedisServer::start();
-    let start =
-        || Daemon::redis(&redis).lease(3_000, 30_000).set("server", "shutdown-drain-delay", "500ms").start();
-    let mut running = start();
+    let port = redis.port();
+    let proxies = [Proxy::to(port).await, Proxy::to(port).await, Proxy::to(port).await];
+    let start = |proxy: &Proxy| {
+        let builder = Daemon::builder(&["--redis-url", &proxy.redis_url()]).lease(3_000, 30_000);
+        tokio::task::block_in_place(|| builder.set("server", "shutdown-drain-delay", "500ms").start())
+    };
+    let mut running = start(&proxies[0]);
     let group = running.api().create_stream("orders", 24).await;
     let routes = Routes::seeded(&[&running.api()], seed());
     let mut crew = Crew::new(&group, &routes);
@@ -134,13 +138,17 @@ async fn rolling_updates_by_signal_and_by_kill_throw_nobody_out_and_move_no_shar
     let observer = Observer::start(&redis, &group).await;
     judges(&running.api(), &group).await;
 
-    for is_killed in [false, true] {
-        let next = start();
+    let mut never_sent = None;
+    for (is_killed, proxy) in [false, true].into_iter().zip(&proxies[1..]) {
+        let next = start(proxy);
         routes.change(&[&running.api(), &next.api()]);
         are_heard(&consumers).await;
         if is_killed {
-            // Most likely within one of its sections; its mutex stays until its time is over.
+            // In the middle of a section: its mutex stays until its time is over.
+            let mut commit = proxies[1].hold_next(&Keys::default().history(&group));
+            commit.reached().await;
             running.kill();
+            never_sent = Some(commit);
         } else {
             running.terminate();
             let old = running.api();
@@ -162,6 +170,7 @@ async fn rolling_updates_by_signal_and_by_kill_throw_nobody_out_and_move_no_shar
         are_heard(&consumers).await;
     }
 
+    drop(never_sent);
     settle(&running.api(), &group, &consumers, SHARDS).await;
     let after = running.api().group(&group).await;
     assert_eq!((after.group_epoch, after.metadata_version), (before.group_epoch, before.metadata_version));
