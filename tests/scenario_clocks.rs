@@ -1,6 +1,7 @@
 //! Scenarios of clocks that are wrong: those of the coordinators, which decide nothing, and that of Redis, by which everything
 //! is decided (protocol 2: all deadlines come from Redis `TIME`; back: nobody expires; forward: out of service).
 #![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

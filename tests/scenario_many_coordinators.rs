@@ -1,5 +1,6 @@
 //! Scenarios of two and three coordinators on one Redis, each heartbeat going to any of them: no transition is lost, doubled
 //! or overwritten, and nothing that is recorded goes back.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

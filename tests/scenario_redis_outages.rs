@@ -1,5 +1,7 @@
 //! Scenarios of Redis that is restarted again and again, that hangs, or behind a network that swallows everything: requests
 //! are answered in time, the process stays alive, and it goes on by itself when Redis is back.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
+#![expect(clippy::print_stderr, reason = "how long something took is for people")]
 
 mod support;
 
