@@ -17,6 +17,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use rsc_store::{SettingsError, StoreError};
+
 use cli::{Cli, Command, ConfigArguments, ConfigCommand};
 
 /// Bad configuration; clap ends with the same code for bad arguments.
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         Command::Dev(arguments) => finish(dev::run(arguments)),
         Command::Config { command: ConfigCommand::Check(arguments) } => {
             with_configuration(&arguments, |loaded| {
+                wiring::check(&loaded.config)?;
                 print(&format!("configuration is valid, from {}\n", loaded.layers.join(", ")))
             })
         }
@@ -64,8 +67,11 @@ fn with_configuration(
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         complain(&format!("{error:#}"));
-        let is_unusable = error.is::<config::ConfigError>() || error.is::<tools::Unusable>();
-        if is_unusable { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
+        // A Redis that cannot be used as configured, and files that the configuration names, count as configuration.
+        let is_configuration =
+            error.is::<config::ConfigError>() || error.is::<SettingsError>() || error.is::<StoreError>();
+        let is_configuration = is_configuration || error.is::<tools::Unusable>();
+        if is_configuration { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
     })
 }
 

@@ -8,6 +8,7 @@ mod checks;
 mod error;
 mod keys;
 mod layers;
+mod redis_checks;
 mod sections;
 mod unbuilt;
 mod values;

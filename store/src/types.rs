@@ -122,6 +122,15 @@ pub enum Outcome {
     NotApplied(StoreError),
 }
 
+/// A write that is on the master, and on fewer replicas than it should be: a failover may lose it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    /// How many replicas should have it.
+    pub wanted: u32,
+    /// How many have said that they do.
+    pub confirmed: u32,
+}
+
 /// What went wrong between us and the store.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
@@ -131,6 +140,10 @@ pub enum StoreError {
     /// The server answered with an error (`OOM`, `READONLY`, `NOPERM`, `LOADING` …).
     #[error("redis refused: {0}")]
     Refused(String),
+    /// Redis is there and cannot be used as configured: another mode, a wrong password, a certificate that is not
+    /// accepted. Trying again does not help.
+    #[error("redis cannot be used: {0}")]
+    Misconfigured(String),
     /// The server answered something this version does not understand.
     #[error("redis answered something unexpected: {0}")]
     Unexpected(String),
