@@ -25,6 +25,7 @@ mod proxy;
 mod raw;
 mod records;
 mod redis_server;
+pub(crate) mod redis_topologies;
 mod scene;
 mod stream;
 mod wait;
