@@ -16,6 +16,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use rsc_store::{SettingsError, StoreError};
+
 use cli::{Cli, Command, ConfigArguments, ConfigCommand};
 
 /// Bad configuration; clap ends with the same code for bad arguments.
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         Command::Dev(arguments) => finish(dev::run(arguments)),
         Command::Config { command: ConfigCommand::Check(arguments) } => {
             with_configuration(&arguments, |loaded| {
+                wiring::check(&loaded.config)?;
                 print(&format!("configuration is valid, from {}\n", loaded.layers.join(", ")))
             })
         }
@@ -51,7 +54,10 @@ fn with_configuration(
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         complain(&format!("{error:#}"));
-        if error.is::<config::ConfigError>() { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
+        // A Redis that cannot be used as configured, and files that the configuration names, count as configuration.
+        let is_configuration =
+            error.is::<config::ConfigError>() || error.is::<SettingsError>() || error.is::<StoreError>();
+        if is_configuration { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
     })
 }
 

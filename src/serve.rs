@@ -11,6 +11,7 @@ use actix_web::{HttpServer, rt};
 use anyhow::{Context, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
 use rsc_actors::Coordinator;
+use rsc_store::StoreError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -43,7 +44,7 @@ pub(crate) fn run(config: Config) -> anyhow::Result<ExitCode> {
 async fn serve(config: Config, metrics: PrometheusHandle) -> anyhow::Result<ExitCode> {
     // First of all, so that a signal during the start is not lost.
     let mut stop = StopSignals::install()?;
-    let mut running = Running::start(&config, metrics)?;
+    let mut running = Running::start(&config, metrics).await?;
     let signal = tokio::select! {
         signal = stop.next() => signal,
         ended = &mut running.serving => bail!("the HTTP server ended by itself: {ended:?}"),
@@ -66,11 +67,16 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts everything and says on the log where it listens. The store may be away. Must be called inside
-    /// an actix system.
-    pub(crate) fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+    /// Starts everything and says on the log where it listens. The store may be away; one that is there and cannot be
+    /// used is refused. Must be called inside an actix system.
+    pub(crate) async fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         let instance_id = config.server.instance_id_or_random();
         let store = wiring::store(config, &instance_id)?;
+        match store.check().await {
+            Ok(()) => {}
+            Err(error @ StoreError::Misconfigured(_)) => return Err(error.into()),
+            Err(error) => tracing::warn!(%error, "requests are refused until redis can be used"),
+        }
         let coordinator = Coordinator::start(wiring::coordinator_settings(config, &instance_id), store);
         let state = Data::new(ServerState {
             coordinator: coordinator.clone(),

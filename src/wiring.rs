@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use redis::ConnectionAddr;
+use anyhow::Context;
 use rsc_actors::CoordinatorSettings;
 use rsc_protocol::keys::Keys;
-use rsc_store::{GroupStore, MemoryStore, RedisSettings, RedisStore};
+use rsc_store::{GroupStore, MemoryStore, RedisSettings, RedisStore, TlsSettings};
 
-use crate::config::{Config, StoreType};
+use crate::config::{Config, RedisMode, StoreType};
 
 /// The configured store. Nothing is connected yet, and Redis may be away.
 ///
@@ -21,28 +20,51 @@ pub(crate) fn store(config: &Config, instance_id: &str) -> anyhow::Result<Arc<dy
     let keys = Keys::new(config.store.key_prefix.as_str()).context("store.key-prefix")?;
     match config.store.store_type {
         StoreType::Memory => Ok(Arc::new(MemoryStore::new(keys, config.coordination.mutex_ttl))),
-        StoreType::Redis => Ok(Arc::new(RedisStore::new(&redis_settings(config, keys, instance_id)?)?)),
+        StoreType::Redis => Ok(Arc::new(RedisStore::new(&redis_settings(config, keys, instance_id))?)),
     }
 }
 
-fn redis_settings(config: &Config, keys: Keys, instance_id: &str) -> anyhow::Result<RedisSettings> {
-    let servers = config.redis.connection_infos();
-    let Some(server) = servers.first() else { bail!("redis.urls names no server") };
-    let ConnectionAddr::Tcp(host, port) = server.addr() else { bail!("redis.urls names no TCP address") };
-    let login = server.redis_settings();
-    // An IPv6 address is written in brackets inside a URL.
-    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.clone() };
-    Ok(RedisSettings {
-        username: login.username().map(str::to_owned),
-        password: login.password().map(str::to_owned),
-        database: Some(login.db()),
+/// Says what keeps the configured store from being made, files that the configuration names included.
+///
+/// # Errors
+/// When the settings cannot work with any server.
+pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
+    let keys = Keys::new(config.store.key_prefix.as_str()).context("store.key-prefix")?;
+    match config.store.store_type {
+        StoreType::Memory => Ok(()),
+        StoreType::Redis => Ok(redis_settings(config, keys, "check").check()?),
+    }
+}
+
+/// How the store reaches Redis.
+pub(crate) fn redis_settings(config: &Config, keys: Keys, instance_id: &str) -> RedisSettings {
+    let redis = &config.redis;
+    RedisSettings {
+        mode: match redis.mode {
+            RedisMode::Standalone => rsc_store::RedisMode::Standalone,
+            RedisMode::Cluster => rsc_store::RedisMode::Cluster,
+            RedisMode::Sentinel => {
+                rsc_store::RedisMode::Sentinel { master: redis.sentinel_master.clone().unwrap_or_default() }
+            }
+        },
+        urls: redis.urls.iter().map(|url| url.expose().to_owned()).collect(),
+        username: redis.username.clone(),
+        password: redis.password.as_ref().map(|password| password.expose().to_owned()),
+        database: redis.database.map(i64::from),
+        tls: TlsSettings {
+            ca_file: redis.tls.ca_file.clone(),
+            certificate_file: redis.tls.certificate_file.clone(),
+            key_file: redis.tls.key_file.clone(),
+            server_name: redis.tls.server_name.clone(),
+        },
+        node_mappings: redis.node_mappings.clone(),
         keys,
         instance_id: instance_id.to_owned(),
         mutex_ttl: config.coordination.mutex_ttl,
-        command_timeout: config.redis.command_timeout,
-        connect_timeout: config.redis.connect_timeout,
-        ..RedisSettings::new(format!("redis://{host}:{port}"))
-    })
+        command_timeout: redis.command_timeout,
+        connect_timeout: redis.connect_timeout,
+        ..RedisSettings::new("")
+    }
 }
 
 /// What the coordinator works with.
@@ -98,17 +120,17 @@ mod tests {
 
     #[test]
     fn the_redis_url_and_its_own_keys_reach_the_store() {
-        let read = |toml: &str| redis_settings(&config(toml), Keys::default(), "i").unwrap();
+        let read = |toml: &str| redis_settings(&config(toml), Keys::default(), "i");
         let settings = read("[redis]\nurls = ['redis://anna:pw@[::1]:7000/3']\ncommand-timeout = '1s'");
-        assert_eq!(settings.url, "redis://[::1]:7000");
-        assert_eq!(settings.username.as_deref(), Some("anna"));
-        assert_eq!(settings.password.as_deref(), Some("pw"));
-        assert_eq!(settings.database, Some(3));
+        assert_eq!(settings.urls, ["redis://anna:pw@[::1]:7000/3"]);
         assert_eq!(settings.command_timeout, Duration::from_secs(1));
         let settings = read("[redis]\nurls = ['redis://redis.local']\npassword = 'p w'\ndatabase = 9");
-        assert_eq!(settings.url, "redis://redis.local:6379");
         assert_eq!((settings.username, settings.password.as_deref()), (None, Some("p w")));
         assert_eq!(settings.database, Some(9));
+        let settings =
+            read("[redis]\nmode = 'sentinel'\nurls = ['redis://a', 'redis://b']\nsentinel-master = 'm'");
+        assert_eq!(settings.mode, rsc_store::RedisMode::Sentinel { master: "m".into() });
+        assert_eq!(settings.urls.len(), 2);
         assert!(RedisStore::new(&read("[redis]\nurls = ['redis://[::1]']")).is_ok());
     }
 

@@ -162,7 +162,7 @@ async fn conclude(
         Outcome::NotApplied(error) => {
             tracing::debug!(group = %bench.group, %error, "the deletion was refused, or could not be sent");
             match error {
-                StoreError::Refused(_) => bench.leave(memory, token).await,
+                StoreError::Refused(_) | StoreError::Misconfigured(_) => bench.leave(memory, token).await,
                 StoreError::Unavailable(_) | StoreError::Unexpected(_) => memory.lost(token),
             }
             Err(Failure::Store(error).into())

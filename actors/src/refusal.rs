@@ -58,6 +58,9 @@ impl Refusal {
         let message = match error {
             StoreError::Unavailable(_) => "redis did not answer in time: try again",
             StoreError::Refused(_) => "redis refused the command: try again, and see the coordinator's log",
+            StoreError::Misconfigured(_) => {
+                "redis cannot be used as configured: see the coordinator's log, and rsc doctor"
+            }
             StoreError::Unexpected(_) => {
                 "redis answered something unexpected: try again, and see the coordinator's log"
             }
@@ -70,7 +73,7 @@ impl Refusal {
     pub(crate) fn store_logged(error: &StoreError, doing: &'static str, name: &str) -> Self {
         match error {
             StoreError::Unavailable(_) => tracing::debug!(doing, name, %error, "redis did not answer"),
-            StoreError::Refused(_) | StoreError::Unexpected(_) => {
+            StoreError::Refused(_) | StoreError::Misconfigured(_) | StoreError::Unexpected(_) => {
                 tracing::warn!(doing, name, %error, "redis did not do what was asked");
             }
         }

@@ -304,7 +304,7 @@ async fn attempt(
             memory.known = Some(known);
             // The mutex may still be ours. A server that answers takes it back; one that does not, later.
             match error {
-                StoreError::Refused(_) => bench.leave(memory, token).await,
+                StoreError::Refused(_) | StoreError::Misconfigured(_) => bench.leave(memory, token).await,
                 StoreError::Unavailable(_) | StoreError::Unexpected(_) => memory.lost(token),
             }
             Attempt::Failed(Failure::Store(error))

@@ -6,7 +6,7 @@ use humantime::format_duration;
 use rsc_protocol::keys::Keys;
 use tracing_subscriber::EnvFilter;
 
-use super::{Config, ConfigError, RedisConfig, StoreType};
+use super::{Config, ConfigError, redis_checks};
 
 /// Longest duration anywhere, the year of humantime (365.25 days): what is longer is a slip of the pen.
 const LONGEST: Duration = Duration::from_secs(31_557_600);
@@ -18,22 +18,22 @@ pub(super) fn check(config: &Config, origin: &dyn Fn(&str) -> String) -> Result<
     let check = Check { config, origin };
     check.server()?;
     check.store()?;
-    check.redis()?;
+    redis_checks::check(&check)?;
     check.durations()?;
     check.timing()?;
     check.numbers()?;
     check.telemetry()
 }
 
-struct Check<'a> {
-    config: &'a Config,
-    origin: &'a dyn Fn(&str) -> String,
+pub(super) struct Check<'a> {
+    pub(super) config: &'a Config,
+    pub(super) origin: &'a dyn Fn(&str) -> String,
 }
 
-type Checked = Result<(), ConfigError>;
+pub(super) type Checked = Result<(), ConfigError>;
 
 impl Check<'_> {
-    fn refuse(&self, key: &str, problem: impl std::fmt::Display) -> Checked {
+    pub(super) fn refuse(&self, key: &str, problem: impl std::fmt::Display) -> Checked {
         Err(ConfigError::key(key, (self.origin)(key), problem))
     }
 
@@ -94,61 +94,6 @@ impl Check<'_> {
                 self.refuse("store.key-prefix", problem)
             }
         }
-    }
-
-    fn redis(&self) -> Checked {
-        let redis = &self.config.redis;
-        let urls = (self.origin)("redis.urls");
-        if self.config.store.store_type == StoreType::Memory && urls.starts_with("flag") {
-            let store = (self.origin)("store.type");
-            return self.refuse(
-                "redis.urls",
-                format!("no Redis is used with store.type memory ({store}); remove one of them"),
-            );
-        }
-        let count = redis.urls.len();
-        if count != 1 {
-            return self
-                .refuse("redis.urls", format!("{count} URLs, but redis.mode standalone takes exactly one"));
-        }
-        for (key, value) in [
-            ("redis.username", redis.username.as_deref()),
-            ("redis.password", redis.password.as_ref().map(|password| password.expose())),
-        ] {
-            if value.is_some_and(str::is_empty) {
-                return self.refuse(key, "is empty; write it or remove the key");
-            }
-        }
-        self.redis_said_twice(redis)?;
-        let named = redis.connection_infos();
-        if named
-            .iter()
-            .any(|to| to.redis_settings().username().is_some() && to.redis_settings().password().is_none())
-        {
-            let key = if redis.username.is_some() { "redis.username" } else { "redis.urls" };
-            return self.refuse(key, "a user without a password; add redis.password or remove the user");
-        }
-        Ok(())
-    }
-
-    /// A user, password or database that both the URL and its own key give, and differently.
-    fn redis_said_twice(&self, redis: &RedisConfig) -> Checked {
-        let urls = (self.origin)("redis.urls");
-        for url in &redis.urls {
-            let password = redis.password.as_ref().map(|password| password.expose());
-            let twice = [
-                ("redis.username", differ(redis.username.as_deref(), url.username())),
-                ("redis.password", differ(password, url.password())),
-                ("redis.database", differ(redis.database, url.database())),
-            ];
-            for (key, differs) in twice {
-                if differs {
-                    return self
-                        .refuse(key, format!("differs from the one in redis.urls ({urls}); write it once"));
-                }
-            }
-        }
-        Ok(())
     }
 
     fn durations(&self) -> Checked {
@@ -292,7 +237,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn within(&self, key: &str, value: impl Into<u64>, least: u64, most: u64) -> Checked {
+    pub(super) fn within(&self, key: &str, value: impl Into<u64>, least: u64, most: u64) -> Checked {
         let value = value.into();
         if (least..=most).contains(&value) {
             return Ok(());
@@ -311,9 +256,4 @@ impl Check<'_> {
             Err(_) => self.refuse("telemetry.log-filter", format!("{filter:?} is not a log filter; {form}")),
         }
     }
-}
-
-/// Whether both are given and not the same.
-fn differ<T: PartialEq>(one: Option<T>, other: Option<T>) -> bool {
-    matches!((one, other), (Some(one), Some(other)) if one != other)
 }

@@ -203,17 +203,6 @@ fn redis_is_told_once_who_we_are() {
         );
         assert!(!found.contains("hunter"), "{found}");
     }
-    let connection = with(&[
-        ("RSC_REDIS__URLS", "redis://h:1/3"),
-        ("RSC_REDIS__USERNAME", "app"),
-        ("RSC_REDIS__PASSWORD", "0815"),
-    ])
-    .redis
-    .connection_infos()
-    .remove(0);
-    assert_eq!(connection.addr().to_string(), "h:1");
-    let settings = connection.redis_settings();
-    assert_eq!((settings.username(), settings.password(), settings.db()), (Some("app"), Some("0815"), 3));
 }
 
 #[test]
@@ -252,12 +241,6 @@ fn log_filters_can_be_read() {
 fn what_is_not_built_is_refused() {
     for (key, value, subject) in [
         ("server.tls", "{ certificate = \"x\" }", "TLS is"),
-        ("redis.mode", "cluster", "Redis Cluster and Sentinel are"),
-        ("redis.mode", "sentinel", "Redis Cluster and Sentinel are"),
-        ("redis.sentinel-master", "mymaster", "Redis Sentinel is"),
-        ("redis.tls", "true", "TLS to Redis is"),
-        ("redis.node-mappings", "{ \"10.0.0.1:6379\" = \"127.0.0.1:7000\" }", "Redis Cluster is"),
-        ("redis.wait-replicas", "1", "waiting for replicas is"),
         ("security.users", "[{username=\"a\",password=\"hunter2\",roles=[\"ADMIN\"]}]", "authentication is"),
         ("security.token-secret", "hunter2", "authentication is"),
         ("security.token-ttl", "1d", "authentication is"),
@@ -278,19 +261,53 @@ fn what_is_not_built_is_refused() {
         assert!(found.starts_with(&start), "{found}");
         assert!(!found.contains("hunter2"), "{found}");
     }
-    let tls = refusal(&[("RSC_REDIS__URLS", "rediss://:hunter2@h")]);
-    assert!(tls.starts_with("redis.urls[0] (environment variable RSC_REDIS__URLS): asks for TLS"), "{tls}");
-    assert!(!tls.contains("hunter2"), "{tls}");
 }
 
 #[test]
 fn unbuilt_keys_may_say_their_default() {
     with(&[
-        ("RSC_REDIS__MODE", "standalone"),
-        ("RSC_REDIS__WAIT_REPLICAS", "0"),
         ("RSC_PRODUCER__PUBLISH_MARGIN", "5000ms"),
         ("RSC_SECURITY__USERS", "[]"),
         ("RSC_SECURITY__AUTHENTICATE_MEMBER_API", "false"),
         ("RSC_AUDIT__SINK", "log"),
     ]);
+}
+
+#[test]
+fn what_cannot_be_true_about_redis_is_refused() {
+    let sentinel = [("RSC_REDIS__MODE", "sentinel"), ("RSC_REDIS__SENTINEL_MASTER", "m")];
+    let cluster = [("RSC_REDIS__MODE", "cluster")];
+    let cases: [(&[(&str, &str)], &[(&str, &str)], &str); 14] = [
+        (&[("RSC_REDIS__MODE", "sentinel")], &[], "redis.sentinel-master"),
+        (&cluster, &[("RSC_REDIS__SENTINEL_MASTER", "m")], "redis.sentinel-master"),
+        (&cluster, &[("RSC_REDIS__DATABASE", "1")], "redis.database"),
+        (&cluster, &[("RSC_REDIS__URLS", "redis://a/1")], "redis.urls"),
+        (&cluster, &[("RSC_REDIS__URLS", "[]")], "redis.urls"),
+        (&cluster, &[("RSC_REDIS__URLS", "redis://a,rediss://b")], "redis.urls"),
+        (&cluster, &[("RSC_REDIS__URLS", "redis://:hunter2@a,redis://b")], "redis.urls"),
+        (&cluster, &[("RSC_REDIS__NODE_MAPPINGS", "{ \"a\" = \"b:1\" }")], "redis.node-mappings"),
+        (&sentinel, &[("RSC_REDIS__URLS", "redis://a/0")], "redis.urls"),
+        (&sentinel, &[("RSC_REDIS__USERNAME", "u")], "redis.username"),
+        (&[], &[("RSC_REDIS__NODE_MAPPINGS", "{ \"a:1\" = \"b:1\" }")], "redis.node-mappings"),
+        (&[], &[("RSC_REDIS__TLS__CA_FILE", "x")], "redis.tls.ca-file"),
+        (&[("RSC_REDIS__URLS", "rediss://a")], &[("RSC_REDIS__TLS__KEY_FILE", "x")], "redis.tls.key-file"),
+        (&[], &[("RSC_REDIS__WAIT_REPLICAS", "11")], "redis.wait-replicas"),
+    ];
+    for (one, other, key) in cases {
+        let found = refusal(&[one, other].concat());
+        assert!(found.starts_with(key), "{one:?} {other:?}: {found}");
+        assert!(!found.contains("hunter2"), "{found}");
+    }
+    for good in [
+        [("RSC_REDIS__MODE", "cluster"), ("RSC_REDIS__URLS", "redis://a,redis://b/0")].as_slice(),
+        &[&cluster[..], &[("RSC_REDIS__NODE_MAPPINGS", "{ \"a:1\" = \"[::1]:1\" }")]].concat(),
+        &[
+            &sentinel[..],
+            &[("RSC_REDIS__URLS", "rediss://u:hunter2@a,rediss://b"), ("RSC_REDIS__DATABASE", "3")],
+        ]
+        .concat(),
+        &[&sentinel[..], &[("RSC_REDIS__URLS", "redis://u:x@a"), ("RSC_REDIS__PASSWORD", "y")]].concat(),
+    ] {
+        with(good);
+    }
 }

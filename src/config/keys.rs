@@ -111,7 +111,8 @@ mod tests {
     fn every_key_of_protocol_12_is_there() {
         let expected = "server.listen server.instance-id server.workers server.max-body server.shutdown-drain-delay \
              server.shutdown-timeout server.tls store.type store.key-prefix redis.mode redis.urls \
-             redis.sentinel-master redis.username redis.password redis.database redis.tls redis.connect-timeout \
+             redis.sentinel-master redis.username redis.password redis.database redis.tls.ca-file redis.tls.certificate-file redis.tls.key-file \
+             redis.tls.server-name redis.connect-timeout \
              redis.command-timeout redis.node-mappings redis.wait-replicas coordination.heartbeat-interval \
              coordination.member-lease-ttl coordination.rebalance-timeout coordination.tick-interval \
              coordination.stale-member-retention coordination.mutex-ttl coordination.mutex-acquire-timeout \

@@ -8,6 +8,7 @@ mod checks;
 mod error;
 mod keys;
 mod layers;
+mod redis_checks;
 mod sections;
 mod unbuilt;
 mod values;
@@ -22,8 +23,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use error::ConfigError;
 pub(crate) use layers::{Flag, Loaded, Sources, load};
 pub(crate) use sections::{
-    AuditConfig, CoordinationConfig, LogFormat, ProducerConfig, RedisConfig, SecurityConfig, ServerConfig,
-    StoreConfig, StoreType, StreamsConfig, TelemetryConfig,
+    AuditConfig, CoordinationConfig, LogFormat, ProducerConfig, RedisConfig, RedisMode, SecurityConfig,
+    ServerConfig, StoreConfig, StoreType, StreamsConfig, TelemetryConfig,
 };
 
 /// Everything `rsc` can be told. Field names are the sections of protocol 12; in files and messages all

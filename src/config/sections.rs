@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -102,12 +103,13 @@ pub(crate) enum StoreType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RedisConfig {
-    /// Kind of deployment. Only `standalone` is built. Default `standalone`.
+    /// Kind of deployment. Default `standalone`.
     pub(crate) mode: RedisMode,
-    /// `redis://[user:password@]host[:port][/database]`; exactly one in mode `standalone`. Default
-    /// `redis://127.0.0.1:6379`.
+    /// `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS. Exactly one in mode `standalone`, some
+    /// nodes in mode `cluster`, the sentinels in mode `sentinel` (user and password there are for the sentinels).
+    /// Default `redis://127.0.0.1:6379`.
     pub(crate) urls: Vec<RedisUrl>,
-    /// Not built yet: name of the master that sentinels watch.
+    /// Name under which the sentinels know the master; in mode `sentinel` only.
     pub(crate) sentinel_master: Option<String>,
     /// ACL user. Default: the one in the URL, else Redis's `default` user.
     pub(crate) username: Option<String>,
@@ -115,8 +117,8 @@ pub(crate) struct RedisConfig {
     pub(crate) password: Option<Secret>,
     /// Database number. Default: the one in the URL, else 0.
     pub(crate) database: Option<u32>,
-    /// Not built yet.
-    pub(crate) tls: Option<Unbuilt>,
+    /// How servers are known, for `rediss://`.
+    pub(crate) tls: RedisTlsConfig,
     /// How long opening a connection may take; at most a third of `coordination.member-lease-ttl`. Default
     /// `2s`.
     #[serde(with = "humantime_serde")]
@@ -126,9 +128,9 @@ pub(crate) struct RedisConfig {
     /// Redis hangs. Default `1500ms`.
     #[serde(with = "humantime_serde")]
     pub(crate) command_timeout: Duration,
-    /// Not built yet: addresses that cluster nodes advertise → addresses that can be reached.
+    /// Addresses (`host:port`) that cluster nodes and sentinels announce → addresses that can be reached from here.
     pub(crate) node_mappings: BTreeMap<String, String>,
-    /// Not built yet: replicas that must have a commit before it is answered. Default 0.
+    /// Replicas that must have a commit that changes ownership before what it hands out is used, 0 to 10. Default 0.
     pub(crate) wait_replicas: u32,
 }
 
@@ -141,7 +143,7 @@ impl Default for RedisConfig {
             username: None,
             password: None,
             database: None,
-            tls: None,
+            tls: RedisTlsConfig::default(),
             connect_timeout: Duration::from_secs(2),
             command_timeout: Duration::from_millis(1_500),
             node_mappings: BTreeMap::new(),
@@ -150,27 +152,18 @@ impl Default for RedisConfig {
     }
 }
 
-impl RedisConfig {
-    /// How to connect, one entry per URL: what the URL says, completed by `username`, `password` and
-    /// `database`. Holds the password in clear: never log it.
-    pub(crate) fn connection_infos(&self) -> Vec<redis::ConnectionInfo> {
-        self.urls.iter().map(|url| self.connection_info(url)).collect()
-    }
-
-    fn connection_info(&self, url: &RedisUrl) -> redis::ConnectionInfo {
-        let connection = url.connection().clone();
-        let mut settings = connection.redis_settings().clone();
-        if let Some(username) = &self.username {
-            settings = settings.set_username(username);
-        }
-        if let Some(password) = &self.password {
-            settings = settings.set_password(password.expose());
-        }
-        if let Some(database) = self.database {
-            settings = settings.set_db(database.into());
-        }
-        connection.set_redis_settings(settings)
-    }
+/// `[redis.tls]`: how servers are known, and what is shown to them; PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct RedisTlsConfig {
+    /// Certificates of the authorities that are trusted. Default: those of the operating system.
+    pub(crate) ca_file: Option<PathBuf>,
+    /// Our own certificate, for servers that ask for one. Needs `key-file`.
+    pub(crate) certificate_file: Option<PathBuf>,
+    /// Key of that certificate.
+    pub(crate) key_file: Option<PathBuf>,
+    /// Name that the servers' certificates must have. Default: the host each is reached under.
+    pub(crate) server_name: Option<String>,
 }
 
 /// Kind of Redis deployment.
@@ -179,9 +172,9 @@ impl RedisConfig {
 pub(crate) enum RedisMode {
     /// One server, possibly with replicas behind it.
     Standalone,
-    /// Redis Cluster. Not built yet.
+    /// Redis Cluster.
     Cluster,
-    /// A master found through sentinels. Not built yet.
+    /// A master found through sentinels.
     Sentinel,
 }
 

@@ -8,11 +8,6 @@ use super::{Config, ConfigError};
 /// Key, and its subject with the verb of the sentence about it.
 const UNBUILT: &[(&str, &str)] = &[
     ("server.tls", "TLS is"),
-    ("redis.mode", "Redis Cluster and Sentinel are"),
-    ("redis.sentinel-master", "Redis Sentinel is"),
-    ("redis.tls", "TLS to Redis is"),
-    ("redis.node-mappings", "Redis Cluster is"),
-    ("redis.wait-replicas", "waiting for replicas is"),
     ("security.users", "authentication is"),
     ("security.token-secret", "authentication is"),
     ("security.token-ttl", "authentication is"),

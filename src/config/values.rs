@@ -53,7 +53,7 @@ impl Serialize for Unbuilt {
 }
 
 /// How a Redis URL is written; part of every refusal of one.
-const REDIS_URL_FORM: &str = "write redis://[user:password@]host[:port][/database]";
+const REDIS_URL_FORM: &str = "write redis://[user:password@]host[:port][/database], or rediss:// for TLS";
 
 /// The address of a Redis server, checked when read. Shown and serialised with its password masked; no
 /// message ever contains the text it was read from.
@@ -73,12 +73,8 @@ impl RedisUrl {
     /// Reads a URL; the error is the rest of a sentence about it.
     fn parse(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|_| format!("is not a URL; {REDIS_URL_FORM}"))?;
-        match url.scheme() {
-            "redis" => {}
-            "rediss" => {
-                return Err(format!("asks for TLS, which is not part of this version yet; {REDIS_URL_FORM}"));
-            }
-            _ => return Err(format!("does not begin with redis://; {REDIS_URL_FORM}")),
+        if !matches!(url.scheme(), "redis" | "rediss") {
+            return Err(format!("does not begin with redis://; {REDIS_URL_FORM}"));
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(format!("has a part after ? or #, which is not understood; {REDIS_URL_FORM}"));
@@ -87,7 +83,9 @@ impl RedisUrl {
         if !path.is_empty() && path.parse::<u32>().is_err() {
             return Err(format!("has a path that is not a database number; {REDIS_URL_FORM}"));
         }
-        match url.clone().into_connection_info() {
+        // The store adds TLS; what reads URLs here knows none.
+        let plain = text.replacen("rediss://", "redis://", 1);
+        match plain.as_str().into_connection_info() {
             Ok(connection) => Ok(RedisUrl { url, connection }),
             // `detail` would repeat what was written; the code of a parse failure never does.
             Err(_) => Err(format!(
@@ -96,9 +94,14 @@ impl RedisUrl {
         }
     }
 
-    /// What the URL alone says about the connection. Holds the password in clear.
-    pub(crate) fn connection(&self) -> &redis::ConnectionInfo {
-        &self.connection
+    /// The whole URL, password in clear: never log it.
+    pub(crate) fn expose(&self) -> &str {
+        self.url.as_str()
+    }
+
+    /// Whether it asks for TLS.
+    pub(crate) fn is_tls(&self) -> bool {
+        self.url.scheme() == "rediss"
     }
 
     /// User in the URL.
@@ -227,7 +230,6 @@ mod tests {
     fn refused_redis_urls_are_not_repeated() {
         for (text, word) in [
             ("hunter2@nowhere", "not a URL"),
-            ("rediss://:hunter2@h", "TLS"),
             ("http://:hunter2@h", "redis://"),
             ("redis://:hunter2@h?protocol=resp3", "after ? or #"),
             ("redis://:hunter2@h#insecure", "after ? or #"),

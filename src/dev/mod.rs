@@ -138,7 +138,7 @@ async fn show(
     let config = configuration(arguments, port)?;
     logging::init_logging(&config.telemetry)?;
     panics::log();
-    let running = Running::start(&config, recorder::install()?)?;
+    let running = Running::start(&config, recorder::install()?).await?;
     let api = format!("http://{}/coord/v1", running.address);
     let http = reqwest::Client::builder().no_proxy().build()?;
     let result = async {

@@ -191,6 +191,15 @@ pub trait GroupStore: StreamReads {
     /// When it does not.
     async fn ping(&self) -> Result<Timestamp, StoreError>;
 
+    /// Whether the store can work as configured, as far as that can be known before anything is done: which servers
+    /// are there, of which kind, and what the user may do. The memory store always can.
+    ///
+    /// # Errors
+    /// [`StoreError::Misconfigured`] when trying again will not help; anything else may pass.
+    async fn check(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// `redis` or `memory`.
     fn kind(&self) -> &'static str;
 }

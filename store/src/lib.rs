@@ -30,7 +30,7 @@ mod types;
 pub use drain::{ShardDeletion, ShardProof, WaitReason, Waiting};
 pub use group_store::GroupStore;
 pub use memory::MemoryStore;
-pub use redis::{RedisSettings, RedisStore, SettingsError};
+pub use redis::{RedisMode, RedisSettings, RedisStore, SettingsError, TlsSettings};
 pub use stream_reads::{
     GroupView, HistoryPage, Record, RecordPage, RecordRange, ShardView, StreamReads, StreamView, Undelivered,
 };

@@ -46,7 +46,7 @@ pub(crate) fn entered(result: &Result<Entered, StoreError>) {
         Ok(Entered::Missing { .. }) => "missing",
         Ok(Entered::WrongType { .. }) => "wrong_type",
         Err(StoreError::Unavailable(_)) => "unavailable",
-        Err(StoreError::Refused(_)) => "refused",
+        Err(StoreError::Refused(_) | StoreError::Misconfigured(_)) => "refused",
         Err(StoreError::Unexpected(_)) => "unexpected",
     };
     counter!("rsc_store_enter_total", "outcome" => outcome).increment(1);

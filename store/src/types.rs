@@ -131,6 +131,10 @@ pub enum StoreError {
     /// The server answered with an error (`OOM`, `READONLY`, `NOPERM`, `LOADING` …).
     #[error("redis refused: {0}")]
     Refused(String),
+    /// Redis is there and cannot be used as configured: another mode, a wrong password, a certificate that is not
+    /// accepted. Trying again does not help.
+    #[error("redis cannot be used: {0}")]
+    Misconfigured(String),
     /// The server answered something this version does not understand.
     #[error("redis answered something unexpected: {0}")]
     Unexpected(String),

@@ -92,7 +92,7 @@ async fn a_password_that_comes_to_be_right_is_found_right() {
     let store = RedisStore::new(&settings).unwrap();
     for _ in 0..2 {
         let error = store.ping().await.unwrap_err();
-        assert!(matches!(&error, StoreError::Refused(text) if !text.contains("geheim")), "{error:?}");
+        assert!(matches!(&error, StoreError::Misconfigured(text) if !text.contains("geheim")), "{error:?}");
     }
     server.ok(&["ACL", "SETUSER", "rsc", "on", ">geheim", "~*", "&*", "+@all"]);
     answers_again(&store).await;
@@ -105,7 +105,7 @@ async fn a_password_that_comes_to_be_right_is_found_right() {
 async fn a_server_that_wants_a_password_says_so() {
     let server = RedisServer::start_with(&["--requirepass", "geheim"]);
     let error = store(server.url()).ping().await.unwrap_err();
-    assert!(matches!(&error, StoreError::Refused(text) if text.starts_with("NOAUTH")), "{error:?}");
+    assert!(matches!(&error, StoreError::Misconfigured(text) if text.contains("NOAUTH")), "{error:?}");
     let with_password = format!("redis://:geheim@127.0.0.1:{}/5", server.port());
     let store = store(with_password);
     store.index_add(&group("orders")).await.unwrap();
@@ -335,7 +335,7 @@ async fn a_unix_socket() {
 
 #[tokio::test]
 async fn settings_that_can_never_work_make_no_store() {
-    for url in ["rediss://127.0.0.1", "nonsense", "http://127.0.0.1"] {
+    for url in ["nonsense", "http://127.0.0.1"] {
         RedisStore::new(&RedisSettings::new(url)).unwrap_err();
     }
     RedisStore::new(&RedisSettings::new(format!("redis://127.0.0.1:{}", free_port()))).unwrap();

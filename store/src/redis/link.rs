@@ -12,29 +12,45 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult,
-    ServerErrorKind, Value,
-};
+use ::redis::{Cmd, RedisError, RedisResult, Value};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use rand::RngExt;
-use tokio::net::{TcpStream, UnixStream};
-use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::scripts::SCRIPTS;
+use super::dial::{Dialer, Driver, Endpoint, is_read_only, server_code, server_text};
+use super::remedy::with_remedy;
+use super::sentinel::Sentinels;
 use crate::meter;
 use crate::types::StoreError;
-
-/// How many requests may wait for the socket. redis-rs' default of 50 is less than the groups that share a
-/// connection.
-const QUEUED_REQUESTS: usize = 1024;
 
 /// How long a failed attempt to connect stands for the next ones, give or take half of it: a server that is
 /// away or refuses must not get a connection for every request, nor all coordinators' at the same moment.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// What a server refused a command with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The first word of its answer, e.g. `NOSCRIPT`.
+    pub(super) code: String,
+    /// The whole answer.
+    pub(super) said: String,
+}
+
+impl Refusal {
+    /// Adds the key; the server's own words do not name it.
+    pub(super) fn about(self, key: &str) -> Self {
+        Refusal { said: format!("{} (key {key})", self.said), code: self.code }
+    }
+
+    /// As an error, with what to do about it.
+    pub(super) fn into_error(self) -> StoreError {
+        StoreError::Refused(with_remedy(&self.code, &self.said))
+    }
+}
+
+/// What a server answered to one of several commands.
+pub(super) type Answer = Result<Value, Refusal>;
 
 /// What became of a request that failed.
 #[derive(Clone, Debug)]
@@ -42,12 +58,7 @@ pub(super) enum Failure {
     /// It never left: no connection, and none could be made in time.
     NotSent(StoreError),
     /// The server answered with an error. The scripts write nothing before one.
-    Refused {
-        /// The first word of the server's answer, e.g. `NOSCRIPT`.
-        code: String,
-        /// The whole answer.
-        error: StoreError,
-    },
+    Refused(Refusal),
     /// It left, or may have left, and no answer came.
     Unknown(StoreError),
 }
@@ -56,9 +67,7 @@ impl Failure {
     /// Adds the key to what the server refused; its own words do not name it.
     pub(super) fn about(self, key: &str) -> Self {
         match self {
-            Failure::Refused { code, error: StoreError::Refused(text) } => {
-                Failure::Refused { code, error: StoreError::Refused(format!("{text} (key {key})")) }
-            }
+            Failure::Refused(refusal) => Failure::Refused(refusal.about(key)),
             other => other,
         }
     }
@@ -66,18 +75,34 @@ impl Failure {
     /// The error without what is known about the request.
     pub(super) fn into_error(self) -> StoreError {
         match self {
-            Failure::NotSent(error) | Failure::Refused { error, .. } | Failure::Unknown(error) => error,
+            Failure::NotSent(error) | Failure::Unknown(error) => error,
+            Failure::Refused(refusal) => refusal.into_error(),
+        }
+    }
+}
+
+/// Which server a link leads to.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    /// Always this one.
+    Server(Endpoint),
+    /// Whichever is the master when a connection is made.
+    Master(Arc<Sentinels>),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Server(endpoint) => endpoint.fmt(formatter),
+            Target::Master(sentinels) => sentinels.fmt(formatter),
         }
     }
 }
 
 /// One connection, made when it is first needed and made anew when it broke.
 pub(super) struct Link {
-    info: ConnectionInfo,
-    client_name: String,
-    connect_timeout: Duration,
-    /// Where connections live, whoever asked for them first.
-    runtime: Handle,
+    dialer: Arc<Dialer>,
+    target: Target,
     slot: Mutex<Slot>,
 }
 
@@ -112,32 +137,36 @@ struct Live {
     /// Shared by the slot and every request under way: a connection that was given up ends with its last
     /// request, also when the server never answers.
     driver: Arc<Driver>,
+    /// Where it leads.
+    endpoint: Endpoint,
     number: u64,
-}
-
-struct Driver(JoinHandle<()>);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl fmt::Debug for Link {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Link").field("address", &self.address()).finish_non_exhaustive()
+        formatter.debug_struct("Link").field("target", &self.target).finish_non_exhaustive()
     }
 }
 
 impl Link {
-    /// A link that is not connected yet, and whose connections will live on `runtime`.
-    pub(super) fn new(
-        info: ConnectionInfo,
-        client_name: String,
-        connect_timeout: Duration,
-        runtime: Handle,
-    ) -> Self {
-        Link { info, client_name, connect_timeout, runtime, slot: Mutex::default() }
+    /// A link that is not connected yet.
+    pub(super) fn new(dialer: Arc<Dialer>, target: Target) -> Self {
+        Link { dialer, target, slot: Mutex::default() }
+    }
+
+    /// Makes sure that there is a connection, or says why there is none.
+    pub(super) async fn connect(self: &Arc<Self>, deadline: Instant) -> Result<(), StoreError> {
+        self.ready(deadline).await.map(|_| ()).map_err(Failure::into_error)
+    }
+
+    /// Gives up a connection that leads elsewhere than to `endpoint`; `true` if there was one.
+    pub(super) fn give_up_unless(&self, endpoint: &Endpoint) -> bool {
+        let mut slot = self.slot();
+        let elsewhere = matches!(&slot.state, State::Connected(live) if live.endpoint != *endpoint);
+        if elsewhere {
+            slot.state = State::Unconnected;
+        }
+        elsewhere
     }
 
     /// Sends one command and waits for its answer until `deadline`.
@@ -151,16 +180,21 @@ impl Link {
         self.judged(&live, answer)
     }
 
-    /// Sends several commands at once and waits for all answers until `deadline`. An error that the server
-    /// gives to one of them is in its place in the list.
-    pub(super) async fn commands(
+    /// Sends several commands at once and waits for all answers until `deadline`. One that the server refuses is in
+    /// its place in the list.
+    pub(super) async fn pipeline(
         self: &Arc<Self>,
-        pipeline: &mut Pipeline,
+        commands: &[Cmd],
         deadline: Instant,
-    ) -> Result<Vec<RedisResult<Value>>, Failure> {
+    ) -> Result<Vec<Answer>, Failure> {
         let (live, mut connection) = self.ready(deadline).await?;
-        let answer = pipeline.ignore_errors().query_async(&mut connection).await;
-        self.judged(&live, answer)
+        let mut pipeline = ::redis::pipe();
+        for command in commands {
+            pipeline.add_command(command.clone());
+        }
+        let answer = pipeline.ignore_errors().query_async::<Vec<RedisResult<Value>>>(&mut connection).await;
+        let answers = self.judged(&live, answer)?;
+        Ok(answers.into_iter().map(|answer| answer.map_err(|error| self.refused(&live, &error))).collect())
     }
 
     async fn ready(self: &Arc<Self>, deadline: Instant) -> Result<(Live, MultiplexedConnection), Failure> {
@@ -184,17 +218,19 @@ impl Link {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
-        if let Some(code) = server_code(&error) {
-            // A master that became a replica: the address may lead to the new one by now. Redis 6.2 wraps
-            // what a script's command was refused with into an error of the script.
-            let text = server_text(&error);
-            if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) || text.contains("-READONLY") {
-                self.give_up(live);
-            }
-            return Err(Failure::Refused { code, error: StoreError::Refused(text) });
+        if server_code(&error).is_some() {
+            return Err(Failure::Refused(self.refused(live, &error)));
         }
         self.give_up(live);
         Err(Failure::Unknown(self.unavailable(&error.to_string())))
+    }
+
+    fn refused(&self, live: &Live, error: &RedisError) -> Refusal {
+        // A master that became a replica: the address may lead to the new one by now.
+        if is_read_only(error) {
+            self.give_up(live);
+        }
+        Refusal { code: server_code(error).unwrap_or_else(|| "ERR".to_owned()), said: server_text(error) }
     }
 
     /// The connection, made if there is none.
@@ -202,11 +238,11 @@ impl Link {
         let attempt = {
             let mut slot = self.slot();
             match &slot.state {
-                State::Connected(live) if !live.driver.0.is_finished() => return Ok(live.clone()),
+                State::Connected(live) if !live.driver.is_finished() => return Ok(live.clone()),
                 State::Connecting(attempt) => attempt.clone(),
                 State::Failed { error, until } if Instant::now() < *until => return Err(error.clone()),
                 State::Connected(_) | State::Unconnected | State::Failed { .. } => {
-                    let task = self.runtime.spawn(Arc::clone(self).attempt());
+                    let task = self.dialer.runtime.spawn(Arc::clone(self).attempt());
                     let link = Arc::downgrade(self);
                     let attempt = task.map(move |joined| joined.unwrap_or_else(|_| ended(&link)));
                     let attempt = attempt.boxed().shared();
@@ -218,26 +254,30 @@ impl Link {
         attempt.await
     }
 
-    async fn attempt(self: Arc<Self>) -> Result<Live, StoreError> {
-        let result = match timeout(self.connect_timeout, self.connect()).await {
-            Ok(Ok(connected)) => Ok(connected),
-            Ok(Err(error)) => Err(self.not_connected(&error)),
+    /// Boxed, because sentinels are asked through a link too.
+    fn attempt(self: Arc<Self>) -> BoxFuture<'static, Result<Live, StoreError>> {
+        async move { self.try_once().await }.boxed()
+    }
+
+    async fn try_once(&self) -> Result<Live, StoreError> {
+        let result = match timeout(self.dialer.connect_timeout, self.dial()).await {
+            Ok(result) => result,
             Err(_) => Err(self.unavailable("no connection within the connect timeout")),
         };
         meter::connected(result.is_ok());
         let mut slot = self.slot();
         match result {
-            Ok((connection, driver)) => {
-                tracing::info!(address = %self.address(), "connected to redis");
+            Ok((connection, driver, endpoint)) => {
+                tracing::info!(address = %endpoint, "connected to redis");
                 slot.failure_logged = false;
                 slot.made += 1;
-                let live = Live { connection, driver: Arc::new(driver), number: slot.made };
+                let live = Live { connection, driver: Arc::new(driver), endpoint, number: slot.made };
                 slot.state = State::Connected(live.clone());
                 Ok(live)
             }
             Err(error) => {
                 if !slot.failure_logged {
-                    tracing::warn!(address = %self.address(), %error, "cannot connect to redis; requests go on trying");
+                    tracing::warn!(address = %self.target, %error, "cannot connect to redis; requests go on trying");
                 }
                 slot.failure_logged = true;
                 let pause = PAUSE_AFTER_FAILURE.mul_f64(rand::rng().random_range(0.5..1.5));
@@ -247,76 +287,30 @@ impl Link {
         }
     }
 
+    async fn dial(&self) -> Result<(MultiplexedConnection, Driver, Endpoint), StoreError> {
+        let endpoint = match &self.target {
+            Target::Server(endpoint) => endpoint.clone(),
+            Target::Master(sentinels) => Endpoint::Tcp(sentinels.master().await?),
+        };
+        let (connection, driver) = self.dialer.dial(&endpoint).await?;
+        Ok((connection, driver, endpoint))
+    }
+
     fn slot(&self) -> MutexGuard<'_, Slot> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn connect(&self) -> RedisResult<(MultiplexedConnection, Driver)> {
-        // Timeouts are set per request; redis-rs' own default would cut every answer at 500 ms.
-        let config = AsyncConnectionConfig::new()
-            .set_response_timeout(Some(self.connect_timeout))
-            .set_connection_timeout(None)
-            .set_pipeline_buffer_size(QUEUED_REQUESTS);
-        let login = self.info.redis_settings();
-        let (mut connection, driver) = match self.info.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                stream.set_nodelay(true)?;
-                let (connection, driver) =
-                    MultiplexedConnection::new_with_config(login, stream, config).await?;
-                (connection, Driver(tokio::spawn(driver)))
-            }
-            ConnectionAddr::Unix(path) => {
-                let stream = UnixStream::connect(path).await?;
-                let (connection, driver) =
-                    MultiplexedConnection::new_with_config(login, stream, config).await?;
-                (connection, Driver(tokio::spawn(driver)))
-            }
-            other => {
-                return Err((ErrorKind::InvalidClientConfig, "unsupported address", other.to_string()).into());
-            }
-        };
-        self.prepare(&mut connection).await?;
-        Ok((connection, driver))
-    }
-
-    /// Gives the connection its name and the server the scripts, so that the first commit after a restart of
-    /// either is sent once, as a hash and arguments. What the server refuses here (it may be loading, or
-    /// the user not be allowed to) shows again, and clearer, in the first call that needs it.
-    async fn prepare(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        let mut pipeline = ::redis::pipe();
-        pipeline.cmd("CLIENT").arg("SETNAME").arg(&self.client_name);
-        for script in SCRIPTS.all() {
-            pipeline.cmd("SCRIPT").arg("LOAD").arg(script.source);
-        }
-        let _answers: Vec<RedisResult<Value>> = pipeline.ignore_errors().query_async(connection).await?;
-        Ok(())
     }
 
     /// Makes the next request use a new connection; those under way on this one run to their end.
     fn give_up(&self, live: &Live) {
         let mut slot = self.slot();
         if matches!(&slot.state, State::Connected(current) if current.number == live.number) {
-            tracing::debug!(address = %self.address(), "gives up a connection");
+            tracing::debug!(address = %live.endpoint, "gives up a connection");
             slot.state = State::Unconnected;
         }
     }
 
-    fn address(&self) -> String {
-        self.info.addr().to_string()
-    }
-
     fn unavailable(&self, what: &str) -> StoreError {
-        StoreError::Unavailable(format!("{what} ({})", self.address()))
-    }
-
-    fn not_connected(&self, error: &RedisError) -> StoreError {
-        let refused = server_code(error).is_some() || error.kind() == ErrorKind::AuthenticationFailed;
-        if refused {
-            StoreError::Refused(format!("{} ({})", server_text(error), self.address()))
-        } else {
-            self.unavailable(&format!("cannot connect: {error}"))
-        }
+        StoreError::Unavailable(format!("{what} ({})", self.target))
     }
 }
 
@@ -326,20 +320,4 @@ fn ended(link: &Weak<Link>) -> Result<Live, StoreError> {
         link.slot().state = State::Unconnected;
     }
     Err(StoreError::Unavailable("the store is being closed".to_owned()))
-}
-
-/// The first word of a server's error answer; `None` for every error of another origin.
-pub(super) fn server_code(error: &RedisError) -> Option<String> {
-    match error.kind() {
-        ErrorKind::Server(_) | ErrorKind::Extension => Some(error.code().unwrap_or("ERR").to_owned()),
-        _ => None,
-    }
-}
-
-/// A server's error answer as it was sent.
-pub(super) fn server_text(error: &RedisError) -> String {
-    match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => format!("{code} {detail}"),
-        _ => error.to_string(),
-    }
 }

@@ -21,17 +21,25 @@
 //! shards' keys; for monitoring also `XINFO|STREAM` and `XREVRANGE` on these and on histories, and, if it may,
 //! `MEMORY|USAGE`.
 
+mod address;
+mod cluster;
+mod deployment;
+mod dial;
 mod drain;
 mod link;
 mod provision;
+mod remedy;
 mod reply;
 mod scripts;
+mod sentinel;
+mod servers;
 mod settings;
+mod slots;
+mod start_check;
 mod stream_reads;
+mod tls;
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::{Cmd, ToRedisArgs, Value};
@@ -39,57 +47,30 @@ use async_trait::async_trait;
 use rsc_core::{ShardSet, Stamp, Tombstone, Write, WriteKind};
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Timestamp};
-use tokio::runtime::{Handle, Runtime};
 use tokio::time::Instant;
 
-use self::link::{Failure, Link};
+use self::deployment::Deployment;
+use self::link::Failure;
 use self::reply::{Reply, Wrote};
 use self::scripts::{SCRIPTS, Script};
-pub use self::settings::{RedisSettings, SettingsError};
+use self::servers::{Lane, Servers};
+pub use self::settings::{RedisMode, RedisSettings, SettingsError};
+pub use self::tls::TlsSettings;
 use crate::drain::{ShardDeletion, ShardProof};
 use crate::fields::{Change, TOMBSTONE_IDENTITY, before_creation, lease_only_create, tombstone_fields};
 use crate::group_store::GroupStore;
 use crate::meter::{self, Operation};
 use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
 
-/// Group metadata in one Redis server.
+/// Group metadata in Redis.
 #[derive(Debug)]
 pub struct RedisStore {
     keys: Keys,
-    links: Vec<Arc<Link>>,
-    /// What people read goes through this one: a large answer delays no commit.
-    monitoring: Arc<Link>,
+    servers: Servers,
     mutex_ttl: String,
     command_timeout: Duration,
-    _home: Home,
-}
-
-/// The thread on which all connections live. Were they on the runtime of whoever called first, they would
-/// end with it (an HTTP worker that is stopped at shutdown, say) while an actor elsewhere waits for its
-/// commit, and answers would wait while that caller computes.
-#[derive(Debug)]
-struct Home(Option<Runtime>);
-
-impl Home {
-    fn start() -> Result<(Self, Handle), SettingsError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("rsc-redis")
-            .enable_all()
-            .build()
-            .map_err(|error| SettingsError::Thread(error.to_string()))?;
-        let handle = runtime.handle().clone();
-        Ok((Home(Some(runtime)), handle))
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        // Waiting for the thread is forbidden where other tasks run.
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
+    connect_timeout: Duration,
+    _home: deployment::Home,
 }
 
 impl RedisStore {
@@ -100,27 +81,15 @@ impl RedisStore {
     /// # Errors
     /// When the settings cannot work with any server.
     pub fn new(settings: &RedisSettings) -> Result<Self, SettingsError> {
-        let info = settings.connection_info()?;
-        let name = client_name(&settings.instance_id);
-        let (home, runtime) = Home::start()?;
-        let link =
-            |_| Arc::new(Link::new(info.clone(), name.clone(), settings.connect_timeout, runtime.clone()));
+        let Deployment { servers, home } = Deployment::new(settings)?;
         Ok(RedisStore {
             keys: settings.keys.clone(),
-            links: (0..settings.connections).map(link).collect(),
-            monitoring: link(0),
+            servers,
             mutex_ttl: settings.mutex_ttl.as_millis().to_string(),
             command_timeout: settings.command_timeout,
+            connect_timeout: settings.connect_timeout,
             _home: home,
         })
-    }
-
-    /// All calls that concern one key go through one connection.
-    fn link(&self, key: &str) -> &Arc<Link> {
-        let mut hasher = DefaultHasher::new();
-        key.hash(&mut hasher);
-        let at = usize::try_from(hasher.finish() % self.links.len() as u64).unwrap_or_default();
-        &self.links[at]
     }
 
     /// Runs a script. `keys[0]` chooses the connection.
@@ -130,35 +99,37 @@ impl RedisStore {
         keys: &[&str],
         arguments: &[A],
     ) -> Result<Value, Failure> {
-        self.run_on(self.link(keys.first().copied().unwrap_or_default()), script, keys, arguments).await
+        self.run_on(Lane::Work, script, keys, arguments).await
     }
 
-    /// Runs a script through this connection.
+    /// Runs a script through this lane.
     async fn run_on<A: ToRedisArgs + Sync>(
         &self,
-        link: &Arc<Link>,
+        lane: Lane,
         script: &'static Script,
         keys: &[&str],
         arguments: &[A],
     ) -> Result<Value, Failure> {
         let started = Instant::now();
         let deadline = started + self.command_timeout;
+        let key = keys.first().copied().unwrap_or_default();
         let command = script_call("EVALSHA", &script.sha, keys, arguments);
-        let mut answer = link.command(&command, deadline).await;
-        if matches!(&answer, Err(Failure::Refused { code, .. }) if code == "NOSCRIPT") {
+        let mut answer = self.servers.command(lane, key, &command, deadline).await;
+        if matches!(&answer, Err(Failure::Refused(refusal)) if refusal.code == "NOSCRIPT") {
             tracing::debug!(script = script.name, "the server had forgotten a script");
             meter::script_resent(script.name);
-            answer = link.command(&script_call("EVAL", script.source, keys, arguments), deadline).await;
+            let command = script_call("EVAL", script.source, keys, arguments);
+            answer = self.servers.command(lane, key, &command, deadline).await;
         }
         metrics::histogram!("rsc_store_command_seconds", "command" => script.name)
             .record(started.elapsed().as_secs_f64());
-        answer.map_err(|failure| failure.about(keys.first().copied().unwrap_or_default()))
+        answer.map_err(|failure| failure.about(key))
     }
 
     /// Runs a command that is no script.
     async fn plain(&self, name: &'static str, key: &str, command: &Cmd) -> Result<Value, StoreError> {
         let started = Instant::now();
-        let answer = self.link(key).command(command, started + self.command_timeout).await;
+        let answer = self.servers.command(Lane::Work, key, command, started + self.command_timeout).await;
         metrics::histogram!("rsc_store_command_seconds", "command" => name)
             .record(started.elapsed().as_secs_f64());
         answer.map_err(|failure| failure.about(key).into_error())
@@ -169,9 +140,7 @@ impl RedisStore {
         let value = match answer {
             Ok(value) => value,
             Err(Failure::Unknown(error)) => return Outcome::Unknown(error),
-            Err(Failure::NotSent(error) | Failure::Refused { error, .. }) => {
-                return Outcome::NotApplied(error);
-            }
+            Err(failure) => return Outcome::NotApplied(failure.into_error()),
         };
         match reply::wrote(value, mutex) {
             Ok(Wrote::Applied { ttl_removed, history_error }) => {
@@ -226,12 +195,6 @@ fn script_call<A: ToRedisArgs>(command: &str, script: &str, keys: &[&str], argum
     let mut call = ::redis::cmd(command);
     call.arg(script).arg(keys.len()).arg(keys).arg(arguments);
     call
-}
-
-/// A name that `CLIENT SETNAME` takes: printable ASCII without spaces.
-fn client_name(instance_id: &str) -> String {
-    let printable = |letter: char| if letter.is_ascii_graphic() { letter } else { '-' };
-    format!("rsc:{}", instance_id.chars().map(printable).collect::<String>())
 }
 
 /// A stamp as the scripts take it: three texts.
@@ -412,8 +375,7 @@ impl GroupStore for RedisStore {
         consumer_group: &str,
         shards: &ShardSet,
     ) -> Result<(), ProvisionError> {
-        let link = self.link(stream_prefix);
-        provision::provision(link, stream_prefix, consumer_group, shards, self.command_timeout).await
+        provision::provision(&self.servers, stream_prefix, consumer_group, shards, self.command_timeout).await
     }
 
     /// As the trait says; each call of the script has the command timeout for itself.
@@ -441,6 +403,10 @@ impl GroupStore for RedisStore {
         let parts = answer.into_sequence().map_err(|_| reply::unexpected("the time is no list"))?;
         let parts = parts.try_into().map_err(|_| reply::unexpected("the time has not two parts"))?;
         reply::time(parts)
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
+        start_check::check(self).await
     }
 
     fn kind(&self) -> &'static str {

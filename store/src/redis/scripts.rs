@@ -45,11 +45,13 @@ pub(super) struct Scripts {
     pub(super) delete_shard: Script,
     /// Shows what a shard's key holds.
     pub(super) view: Script,
+    /// Names what the user may not do.
+    pub(super) rights: Script,
 }
 
 impl Scripts {
     /// All of them, for loading them into a server at once.
-    pub(super) fn all(&self) -> [&Script; 11] {
+    pub(super) fn all(&self) -> [&Script; 12] {
         [
             &self.enter,
             &self.commit,
@@ -62,6 +64,7 @@ impl Scripts {
             &self.prove_empty,
             &self.delete_shard,
             &self.view,
+            &self.rights,
         ]
     }
 }
@@ -93,4 +96,5 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     prove_empty: script!("prove_empty", "proof"),
     delete_shard: script!("delete_shard", "proof"),
     view: script!("view", "proof"),
+    rights: script!("rights"),
 });

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ::redis::{Cmd, Pipeline, RedisResult, Value};
+use ::redis::{Cmd, Value};
 use async_trait::async_trait;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rsc_core::ShardSet;
@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use super::RedisStore;
 use super::drain::{bytes, list, number, row};
-use super::link::{Failure, server_code, server_text};
+use super::link::{Answer, Failure};
 use super::reply::{text, unexpected};
 use super::scripts::SCRIPTS;
+use super::servers::Lane;
 use crate::stream_reads::{
     GroupView, HistoryPage, Record, RecordPage, RecordRange, ShardView, StreamReads, StreamView, Undelivered,
 };
@@ -45,7 +46,7 @@ impl StreamReads for RedisStore {
                 let key = shard_key(stream_prefix, shard);
                 let judge = if judged.contains(shard) { "1" } else { "0" };
                 let arguments = [consumer_group, judge];
-                let answer = self.run_on(&self.monitoring, &SCRIPTS.view, &[&key], &arguments).await;
+                let answer = self.run_on(Lane::Monitoring, &SCRIPTS.view, &[&key], &arguments).await;
                 Ok((shard, view(answer.map_err(Failure::into_error)?)?))
             })
             .buffer_unordered(IN_FLIGHT)
@@ -61,12 +62,17 @@ impl StreamReads for RedisStore {
         let shards: Vec<u32> = shards.collect();
         let mut found = ShardSet::new();
         for batch in shards.chunks(BATCH) {
-            let mut pipeline = ::redis::pipe();
-            for shard in batch {
-                pipeline.cmd("TYPE").arg(shard_key(stream_prefix, *shard));
-            }
-            for (shard, answer) in batch.iter().zip(self.shown("types", &mut pipeline).await?) {
-                let kind = answer.map_err(|error| refused(&error, &shard_key(stream_prefix, *shard)))?;
+            let commands: Vec<_> = batch
+                .iter()
+                .map(|shard| {
+                    let key = shard_key(stream_prefix, *shard);
+                    let command = ::redis::cmd("TYPE").arg(&key).to_owned();
+                    (key, command)
+                })
+                .collect();
+            for (shard, answer) in batch.iter().zip(self.shown("types", &commands).await?) {
+                let kind = answer
+                    .map_err(|refusal| refusal.about(&shard_key(stream_prefix, *shard)).into_error())?;
                 if text(kind)? == "stream" {
                     found.insert(*shard);
                 }
@@ -84,17 +90,21 @@ impl StreamReads for RedisStore {
         let shards: Vec<u32> = shards.iter().collect();
         let mut pending = BTreeMap::new();
         for batch in shards.chunks(BATCH) {
-            let mut pipeline = ::redis::pipe();
-            for shard in batch {
-                pipeline.cmd("XPENDING").arg(shard_key(stream_prefix, *shard)).arg(consumer_group);
-            }
-            for (shard, answer) in batch.iter().zip(self.shown("pending", &mut pipeline).await?) {
+            let commands: Vec<_> = batch
+                .iter()
+                .map(|shard| {
+                    let key = shard_key(stream_prefix, *shard);
+                    let command = ::redis::cmd("XPENDING").arg(&key).arg(consumer_group).to_owned();
+                    (key, command)
+                })
+                .collect();
+            for (shard, answer) in batch.iter().zip(self.shown("pending", &commands).await?) {
                 let by_consumer = match answer {
                     Ok(answer) => Some(consumers(answer)?),
-                    Err(error) => match server_code(&error).as_deref() {
-                        Some("NOGROUP" | "WRONGTYPE") => None,
-                        _ => return Err(refused(&error, &shard_key(stream_prefix, *shard))),
-                    },
+                    Err(refusal) if matches!(refusal.code.as_str(), "NOGROUP" | "WRONGTYPE") => None,
+                    Err(refusal) => {
+                        return Err(refusal.about(&shard_key(stream_prefix, *shard)).into_error());
+                    }
                 };
                 pending.insert(*shard, by_consumer);
             }
@@ -132,14 +142,11 @@ impl StreamReads for RedisStore {
 }
 
 impl RedisStore {
-    /// Sends several commands at once.
-    async fn shown(
-        &self,
-        name: &'static str,
-        pipeline: &mut Pipeline,
-    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    /// Sends several commands at once, each about its own key.
+    async fn shown(&self, name: &'static str, commands: &[(String, Cmd)]) -> Result<Vec<Answer>, StoreError> {
         let started = Instant::now();
-        let answers = self.monitoring.commands(pipeline, started + self.command_timeout).await;
+        let deadline = started + self.command_timeout;
+        let answers = self.servers.commands(Lane::Monitoring, commands, deadline).await;
         metrics::histogram!("rsc_store_command_seconds", "command" => name)
             .record(started.elapsed().as_secs_f64());
         answers.map_err(Failure::into_error)
@@ -155,17 +162,17 @@ impl RedisStore {
             // One more than wanted tells whether there are more.
             let missing = (range.limit + 1).saturating_sub(page.records.len());
             let asked = ask.min(missing);
-            let mut pipeline = ::redis::pipe();
-            pipeline.cmd("TYPE").arg(key).add_command(range_command(key, &range, asked));
-            let mut answers = self.shown("records", &mut pipeline).await?.into_iter();
+            let type_of = ::redis::cmd("TYPE").arg(key).to_owned();
+            let commands = [(key.to_owned(), type_of), (key.to_owned(), range_command(key, &range, asked))];
+            let mut answers = self.shown("records", &commands).await?.into_iter();
             let mut next = || answers.next().ok_or_else(|| unexpected("fewer answers than commands"));
-            let kind = text(next()?.map_err(|error| refused(&error, key))?)?;
+            let kind = text(next()?.map_err(|refusal| refusal.about(key).into_error())?)?;
             if kind != "stream" {
                 page.key_type = (kind != "none").then_some(kind);
                 return Ok(page);
             }
             page.key_type = Some(kind);
-            let records = list(next()?.map_err(|error| refused(&error, key))?)?;
+            let records = list(next()?.map_err(|refusal| refusal.about(key).into_error())?)?;
             let is_last = records.len() < asked;
             for value in records {
                 let record = record(value)?;
@@ -215,11 +222,6 @@ fn behind(range: &RecordRange, last: Option<&Record>) -> Option<RecordRange> {
         RecordRange { lowest: last.next()?, ..*range }
     };
     (rest.lowest <= rest.highest).then_some(rest)
-}
-
-/// What the server refused; its own words do not name the key.
-fn refused(error: &::redis::RedisError, key: &str) -> StoreError {
-    StoreError::Refused(format!("{} (key {key})", server_text(error)))
 }
 
 fn view(value: Value) -> Result<ShardView, StoreError> {
