@@ -53,8 +53,31 @@ pub(crate) struct Verdict {
     pub(crate) violations: Vec<String>,
 }
 
+/// A killed master may have answered and not shown its last write to the witness any more.
+const LAST_WORDS_US: u64 = 1_000_000;
+
+/// Takes what was acknowledged by a master in the moment of its death, and was not seen being written, for lost: if it was not,
+/// the numbers of the writes that follow show a gap.
+fn complete(lineage: &mut Lineage, notes: &Notes, wall_us: u64, master_kills_us: &[u64]) {
+    for (transition, told) in &notes.acknowledged {
+        let is_last_word = |killed_us: &&u64| {
+            told.first_received_us + LAST_WORDS_US > **killed_us
+                && told.first_received_us < **killed_us + LAST_WORDS_US
+        };
+        let Some(&killed_us) = master_kills_us.iter().find(is_last_word) else { continue };
+        let next = lineage.terms.iter().position(|term| term.first_write_us > killed_us + wall_us);
+        if let (false, Some(term)) = (lineage.written_us.contains_key(transition), next) {
+            lineage.written_us.insert(transition.clone(), 0);
+            lineage.lost.insert(transition.clone(), Loss::NotReplicated { term });
+            lineage.terms[term].lost += 1;
+            lineage.lost_writes += 1;
+        }
+    }
+}
+
 /// `wall_us`: how far the servers' clock is ahead of the monotonic one.
-pub(crate) fn check(lineage: Lineage, notes: &Notes, wall_us: u64) -> Verdict {
+pub(crate) fn check(mut lineage: Lineage, notes: &Notes, wall_us: u64, master_kills_us: &[u64]) -> Verdict {
+    complete(&mut lineage, notes, wall_us, master_kills_us);
     let mut violations = lineage.contradictions.clone();
     let mut lost = Vec::new();
     for (transition, told) in &notes.acknowledged {

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use super::plan::{DOWN_AFTER, LEASE, MUTEX_TTL, Plan};
 use super::recovery::Recovery;
+use super::roles::Roles;
 use super::support::monotonic_us;
 use super::support::redis_topologies::RedisSentinel;
 use super::world::World;
@@ -77,29 +78,24 @@ pub(crate) struct Strike {
     pub(crate) at_us: u64,
 }
 
-/// A server that became master, and when what led to that began.
-#[derive(Clone, Debug)]
-pub(crate) struct Promotion {
-    pub(crate) server: usize,
-    pub(crate) since_us: u64,
-}
-
 /// What was done.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deeds {
     pub(crate) strikes: Vec<Strike>,
-    pub(crate) promotions: Vec<Promotion>,
     /// Processes that got `SIGKILL`.
     pub(crate) kills: usize,
     /// Processes that got `SIGSTOP`.
     pub(crate) pauses: usize,
     /// Clients that were killed; they are tasks.
     pub(crate) client_kills: usize,
+    /// When a master was killed, by the monotonic clock in microseconds.
+    pub(crate) master_kills_us: Vec<u64>,
 }
 
 pub(crate) struct Killer {
     world: Arc<World>,
     recovery: Recovery,
+    roles: Roles,
     dice: StdRng,
     deeds: Arc<Mutex<Deeds>>,
     /// Servers and sentinels that come back.
@@ -109,10 +105,11 @@ pub(crate) struct Killer {
 }
 
 impl Killer {
-    pub(crate) fn new(world: &Arc<World>, recovery: Recovery, seed: u64) -> Self {
+    pub(crate) fn new(world: &Arc<World>, seed: u64) -> Self {
         Killer {
             world: Arc::clone(world),
-            recovery,
+            recovery: Recovery::watch(world),
+            roles: Roles::watch(&world.redis),
             dice: StdRng::seed_from_u64(seed),
             deeds: Arc::default(),
             redis_mends: JoinSet::new(),
@@ -122,7 +119,7 @@ impl Killer {
 
     /// Strikes until the plan is fulfilled, and mends everything. Fails when that takes longer than the plan allows, and when
     /// something does not recover.
-    pub(crate) async fn rage(mut self, plan: &Plan) -> (Deeds, Recovery) {
+    pub(crate) async fn rage(mut self, plan: &Plan) -> (Deeds, Recovery, Roles) {
         let began = Instant::now();
         self.recover(monotonic_us(), "the start").await;
         loop {
@@ -149,12 +146,12 @@ impl Killer {
         }
         self.mend_all().await;
         let deeds = self.deeds.lock().unwrap().clone();
-        (deeds, self.recovery)
+        self.recovery.stop();
+        (deeds, self.recovery, self.roles)
     }
 
     fn achieved(&self) -> (usize, usize) {
-        let deeds = self.deeds.lock().unwrap();
-        (deeds.kills, deeds.promotions.len())
+        (self.deeds.lock().unwrap().kills, self.roles.promotions())
     }
 
     async fn mend_all(&mut self) {
@@ -222,7 +219,7 @@ impl Killer {
                 self.redis_is_whole().await;
                 self.note(fault);
                 self.count(0, 1);
-                let time = self.ms(100..u64::try_from(DOWN_AFTER.as_millis()).unwrap() * 7 / 10);
+                let time = self.ms(100..u64::try_from(DOWN_AFTER.as_millis()).unwrap() / 2);
                 let master = self.redis(RedisSentinel::master).await;
                 self.world.redis.pause(master);
                 sleep(time).await;
@@ -361,7 +358,6 @@ impl Killer {
         if fault == Fault::MasterKilledWritesLost {
             self.somebody_is_away().await;
         }
-        let since_us = monotonic_us();
         if fault == Fault::MasterKilledWritesLost {
             // Whoever comes now is written down by a master that nobody hears any more.
             self.count(0, 2);
@@ -372,7 +368,8 @@ impl Killer {
             if self.dice.random_bool(0.5) {
                 self.kill_client(Fault::ClientRestarted);
             }
-            let time = self.ms(100..1_800);
+            self.something_is_acknowledged().await;
+            let time = self.ms(0..1_200);
             sleep(time).await;
         }
         self.note(fault);
@@ -380,6 +377,7 @@ impl Killer {
             Fault::MasterKilled | Fault::MasterKilledWritesLost => {
                 self.count(1, 0);
                 self.world.redis.kill(master);
+                self.deeds.lock().unwrap().master_kills_us.push(monotonic_us());
                 for index in self.world.redis.servers().filter(|index| *index != master) {
                     self.world.redis.resume(index);
                 }
@@ -393,18 +391,17 @@ impl Killer {
         // Meanwhile others may be struck as well.
         match self.dice.random_range(0..10) {
             0 | 1 => self.kill_daemons(1, Fault::DaemonKilled),
-            2 => self.kill_daemons(usize::MAX, Fault::AllDaemonsKilled),
-            3 => self.pause_daemons(1, Fault::DaemonPaused),
-            4 => self.kill_client(Fault::ClientKilled),
-            5 => self.cut_off_client(),
+            2 | 3 => self.kill_daemons(usize::MAX, Fault::AllDaemonsKilled),
+            4 => self.pause_daemons(1, Fault::DaemonPaused),
+            5 => self.kill_client(Fault::ClientKilled),
+            6 => self.cut_off_client(),
             _ => {}
         }
-        let server = if fault == Fault::FailoverOrdered {
-            self.redis(RedisSentinel::fail_over).await
+        if fault == Fault::FailoverOrdered {
+            self.redis(RedisSentinel::fail_over).await;
         } else {
-            self.redis(move |redis| redis.wait_for_promotion(master)).await
-        };
-        self.deeds.lock().unwrap().promotions.push(Promotion { server, since_us });
+            self.redis(move |redis| redis.wait_for_promotion(master)).await;
+        }
         let (world, delay) = (Arc::clone(&self.world), self.ms(0..1_500));
         self.redis_mends.spawn_blocking(move || {
             std::thread::sleep(delay);
@@ -414,6 +411,15 @@ impl Killer {
                 _ => {}
             }
         });
+    }
+
+    /// Waits until clients have been told of two more transitions: the newcomer's, and what follows from it.
+    async fn something_is_acknowledged(&self) {
+        let acknowledged = || self.world.log.notes().acknowledged.len();
+        let (before, asked) = (acknowledged(), Instant::now());
+        while acknowledged() < before + 2 && asked.elapsed() < LEASE {
+            sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// So that somebody can come while nothing is replicated.

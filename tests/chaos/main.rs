@@ -13,6 +13,7 @@ mod log;
 mod plan;
 mod recovery;
 mod report;
+mod roles;
 #[path = "../support/mod.rs"]
 mod support;
 mod witness;
@@ -24,7 +25,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use killer::Killer;
 use lineage::Lineage;
 use plan::Plan;
-use recovery::Recovery;
 use report::Outcome;
 use serde_json::json;
 use support::{monitored_path, monotonic_us};
@@ -41,8 +41,7 @@ async fn run(plan: &Plan, report: Option<&Path>) {
     println!("chaos: CHAOS_SEED={} for {plan:?}", plan.seed);
     let (began, wall_at_start_us) = (Instant::now(), wall_us());
     let (world, witness) = World::start(plan).await;
-    let (deeds, recovery) = Killer::new(&world, Recovery::watch(&world), plan.seed).rage(plan).await;
-    recovery.stop();
+    let (deeds, recovery, roles) = Killer::new(&world, plan.seed).rage(plan).await;
     let api = world.api();
     let assignments = api.get(&format!("{}/assignments", monitored_path(&world.group))).await.success();
     assert_eq!(assignments["invariantViolations"], json!([]), "{assignments}");
@@ -54,20 +53,23 @@ async fn run(plan: &Plan, report: Option<&Path>) {
     }
     // What was written is seen a moment later.
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let commits = tokio::task::spawn_blocking(|| witness.finish()).await.unwrap();
+    let (commits, promotions) =
+        tokio::task::spawn_blocking(|| (witness.finish(), roles.finish())).await.unwrap();
     world.read_logs();
 
-    let promotions = deeds.promotions.iter().map(|one| (one.server, one.since_us + wall_at_start_us));
-    let promotions: Vec<(usize, u64)> = [(0, 0)].into_iter().chain(promotions).collect();
+    let terms = promotions.iter().map(|one| (one.server, one.since_us + wall_at_start_us));
+    let terms: Vec<(usize, u64)> = [(0, 0)].into_iter().chain(terms).collect();
     let clock_drift_us = wall_us().abs_diff(wall_at_start_us);
     let log = world.log.clone();
     let notes = log.notes();
-    let verdict = checker::check(Lineage::of(commits, &promotions), &notes, wall_at_start_us);
+    let lineage = Lineage::of(commits, &terms);
+    let verdict = checker::check(lineage, &notes, wall_at_start_us, &deeds.master_kills_us);
     let outcome = Outcome {
         plan,
         took: began.elapsed(),
         world: &world,
         deeds: &deeds,
+        failovers: promotions.len(),
         recovery: &recovery,
         notes: &notes,
         verdict: &verdict,

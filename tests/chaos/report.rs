@@ -18,6 +18,7 @@ pub(crate) struct Outcome<'o> {
     pub(crate) took: Duration,
     pub(crate) world: &'o World,
     pub(crate) deeds: &'o Deeds,
+    pub(crate) failovers: usize,
     pub(crate) recovery: &'o Recovery,
     pub(crate) notes: &'o Notes,
     pub(crate) verdict: &'o Verdict,
@@ -52,12 +53,12 @@ fn head(text: &mut String, outcome: &Outcome<'_>) {
         deeds.kills,
         deeds.pauses,
         deeds.client_kills,
-        deeds.promotions.len(),
+        outcome.failovers,
     );
 }
 
 fn safety(text: &mut String, outcome: &Outcome<'_>) {
-    let Outcome { verdict, deeds, notes, world, clock_drift_us, .. } = outcome;
+    let Outcome { verdict, notes, world, clock_drift_us, .. } = outcome;
     let lineage = &verdict.lineage;
     let with_loss = lineage.terms.iter().filter(|term| term.lost > 0).count();
     let noticed: Vec<u64> = verdict.lost.iter().filter_map(|lost| lost.noticed_after_us).collect();
@@ -93,7 +94,7 @@ fn safety(text: &mut String, outcome: &Outcome<'_>) {
          | clocks drifted apart by | {clock_drift_us} µs |\n\n",
         lineage.writes,
         lineage.lost_writes,
-        deeds.promotions.len(),
+        outcome.failovers,
         verdict.acknowledged,
         verdict.grants,
         verdict.lost.len(),
