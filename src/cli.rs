@@ -7,6 +7,10 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Flag, Sources};
 use crate::dev::DevArguments;
+use crate::tools::backup::BackupArguments;
+use crate::tools::doctor::DoctorArguments;
+use crate::tools::repair::RepairCommand;
+use crate::tools::restore::RestoreArguments;
 
 /// Redis Stream Coordinator: decides which consumer may read which shard of a sharded Redis Stream.
 #[derive(Debug, Parser)]
@@ -27,6 +31,17 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Look at everything that breaks people, and say what to do about it
+    Doctor(DoctorArguments),
+    /// Make right what is broken in Redis
+    Repair {
+        #[command(subcommand)]
+        command: RepairCommand,
+    },
+    /// Write the records of all groups to a file
+    Backup(BackupArguments),
+    /// Put records of a backup back
+    Restore(RestoreArguments),
 }
 
 #[derive(Debug, Subcommand)]

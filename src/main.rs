@@ -9,6 +9,7 @@ mod logging;
 mod panics;
 mod recorder;
 mod serve;
+mod tools;
 mod wiring;
 
 use std::io::Write;
@@ -39,6 +40,18 @@ fn main() -> ExitCode {
         Command::Config { command: ConfigCommand::Show(arguments) } => {
             with_configuration(&arguments, |loaded| print(&loaded.config.to_masked_toml()?))
         }
+        Command::Doctor(arguments) => {
+            with_configuration(&arguments.config, |loaded| tools::doctor::run(loaded, &arguments))
+        }
+        Command::Repair { command } => {
+            with_configuration(command.config(), |loaded| tools::repair::run(loaded, &command))
+        }
+        Command::Backup(arguments) => {
+            with_configuration(&arguments.config, |loaded| tools::backup::run(loaded, &arguments))
+        }
+        Command::Restore(arguments) => {
+            with_configuration(&arguments.config, |loaded| tools::restore::run(loaded, &arguments))
+        }
     }
 }
 
@@ -55,8 +68,10 @@ fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         complain(&format!("{error:#}"));
         // A Redis that cannot be used as configured, and files that the configuration names, count as configuration.
-        let is_configuration =
-            error.is::<config::ConfigError>() || error.is::<SettingsError>() || error.is::<StoreError>();
+        let is_configuration = error.is::<config::ConfigError>()
+            || error.is::<tools::Unusable>()
+            || error.is::<SettingsError>()
+            || error.is::<StoreError>();
         if is_configuration { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
     })
 }

@@ -63,6 +63,7 @@ pub(crate) fn redis_settings(config: &Config, keys: Keys, instance_id: &str) -> 
         mutex_ttl: config.coordination.mutex_ttl,
         command_timeout: redis.command_timeout,
         connect_timeout: redis.connect_timeout,
+        wait_replicas: redis.wait_replicas,
         ..RedisSettings::new("")
     }
 }
@@ -90,6 +91,7 @@ pub(crate) fn coordinator_settings(config: &Config, instance_id: &str) -> Coordi
         provisioning_enabled: config.streams.provisioning_enabled,
         default_shard_count: config.streams.default_shard_count,
         max_shard_count: config.streams.max_shard_count,
+        waits_for_replicas: config.store.store_type == StoreType::Redis && config.redis.wait_replicas > 0,
     }
 }
 

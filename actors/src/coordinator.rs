@@ -20,6 +20,7 @@ use crate::meter;
 use crate::reads::{self, GroupList, Presence};
 use crate::refusal::Refusal;
 use crate::registry::Registry;
+use crate::replication::Unreplicated;
 use crate::resharding::{self, Resharding, Scaled};
 use crate::settings::CoordinatorSettings;
 use crate::shared::Shared;
@@ -71,12 +72,19 @@ impl Coordinator {
             supervisor: SupervisorLink::default(),
             resharding: Resharding::default(),
             stream_reads: StreamReads::default(),
+            unreplicated: Unreplicated::default(),
             started: now,
             #[cfg(test)]
             hooks: crate::tests::Hooks::default(),
         });
         Supervisor::start_on(&shared);
         Coordinator { shared, ping: Arc::default() }
+    }
+
+    /// How many groups of this process have commits that too few replicas have (`redis.wait-replicas`).
+    #[must_use]
+    pub fn unreplicated_groups(&self) -> usize {
+        self.shared.unreplicated.count()
     }
 
     /// A member's heartbeat (protocol 4).

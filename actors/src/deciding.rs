@@ -130,6 +130,8 @@ pub(crate) fn tell(group: &GroupKey, decision: &Decided) {
             T::Held { member_id, shards } => {
                 tracing::info!(%group, version, member_id, shards, "shards on hold for who reads them from a lost future");
             }
+            // Recorded by `rsc restore`, never by a turn.
+            T::Restored {} => tracing::info!(%group, version, "record restored"),
             T::MigrationStep { resharding_id, step, state, shard_count } => {
                 meter::migration_step(step);
                 tracing::info!(%group, version, resharding_id, step, ?state, shard_count, "migration step");

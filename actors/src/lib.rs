@@ -28,6 +28,8 @@
 //! | `rsc_evidence_of_loss_total` | | requests that showed that Redis lost writes |
 //! | `rsc_correction_begun_total`, `rsc_correction_begun_anew_total` | | correction rounds begun; further signs of loss in running ones |
 //! | `rsc_redis_time_behind_total` | | times that Redis time was found behind a record, by a second or more: nothing expires until it has caught up |
+//! | `rsc_replica_shortfall_total` | | commits that fewer than `redis.wait-replicas` replicas had in time |
+//! | `rsc_unreplicated_groups` | | gauge: groups whose last commit that was so |
 //! | `rsc_metadata_version_regression_total` | | records older than this instance's own last commit |
 //! | `rsc_out_of_service_total` | `cause`: `stalled`, `no_turn`, `time_jumped`, `older_record`, `key_came_back`, `correction_round` | an actor stopped judging members for one lease |
 //! | `rsc_metadata_ttl_found_total` | `group` | turns that found a TTL on the metadata key |
@@ -60,6 +62,7 @@ mod reads;
 mod redis_clock;
 mod refusal;
 mod registry;
+mod replication;
 mod resharding;
 mod section;
 mod service_watch;

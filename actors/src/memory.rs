@@ -31,6 +31,8 @@ pub(crate) struct Memory {
     pub(crate) lost_writes: Option<u64>,
     /// Redis time and the monotonic clock at the same moment, as last seen.
     pub(crate) clock: Option<(Timestamp, Instant)>,
+    /// Replicas may not have what is stored: somebody else has written it, or they have not said so in time.
+    pub(crate) maybe_unreplicated: bool,
     /// How far Redis time was behind the record in the last turn, in milliseconds, if that is worth telling.
     pub(crate) redis_is_behind: Option<i64>,
 }
@@ -45,6 +47,7 @@ impl Memory {
             lost_tokens: VecDeque::new(),
             lost_writes: None,
             clock: None,
+            maybe_unreplicated: true,
             redis_is_behind: None,
         }
     }

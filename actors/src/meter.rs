@@ -51,6 +51,16 @@ pub(crate) fn turn(outcome: &'static str, batch: usize, took: Duration) {
     histogram!("rsc_turn_seconds").record(took.as_secs_f64());
 }
 
+/// Too few replicas have a commit.
+pub(crate) fn replica_shortfall() {
+    counter!("rsc_replica_shortfall_total").increment(1);
+}
+
+/// How many groups have commits that too few replicas have.
+pub(crate) fn unreplicated_groups(groups: usize) {
+    gauge!("rsc_unreplicated_groups").set(float(groups));
+}
+
 /// One attempt to commit, by what became of it.
 pub(crate) fn committed(outcome: &'static str) {
     counter!("rsc_turn_commit_total", "outcome" => outcome).increment(1);

@@ -188,6 +188,7 @@ fn load(shared: &Shared, group: &GroupKey, memory: &mut Memory, fields: &RawFiel
         Ok(loaded) => {
             memory.known = Some(loaded);
             memory.exists = true;
+            memory.maybe_unreplicated = true;
             Stored::Known { has_ttl }
         }
         Err(LoadError::Collision { .. }) => Stored::Collision,

@@ -31,6 +31,8 @@ pub struct CoordinatorSettings {
     pub default_shard_count: u32,
     /// The largest shard count that a stream may be created with.
     pub max_shard_count: u32,
+    /// Whether the store waits for replicas: then nobody starts a shard whose grant they may not have.
+    pub waits_for_replicas: bool,
 }
 
 impl CoordinatorSettings {
@@ -49,6 +51,7 @@ impl CoordinatorSettings {
             provisioning_enabled: true,
             default_shard_count: 12,
             max_shard_count: 10_000,
+            waits_for_replicas: false,
         }
     }
 

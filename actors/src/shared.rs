@@ -7,6 +7,7 @@ use rsc_store::GroupStore;
 
 use crate::gate::Gate;
 use crate::registry::Registry;
+use crate::replication::Unreplicated;
 use crate::resharding::Resharding;
 use crate::settings::CoordinatorSettings;
 use crate::stream_reads::StreamReads;
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) supervisor: SupervisorLink,
     pub(crate) resharding: Resharding,
     pub(crate) stream_reads: StreamReads,
+    pub(crate) unreplicated: Unreplicated,
     pub(crate) started: Instant,
     /// Lets tests make a decision or an actor panic.
     #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::deciding::{Decided, Panicked, context, decide_on, tell};
 use crate::inbox::{Queued, Reply, Request, Work};
 use crate::memory::Memory;
 use crate::refusal::Failure;
+use crate::replication::{some_start, withhold};
 use crate::section::{Section, Stored, enter, leave, renew_if_late, report, should_exist};
 use crate::shared::Shared;
 use crate::{deletion, meter};
@@ -241,7 +242,13 @@ async fn attempt(
             memory.known = Some(known);
             bench.leave(memory, token).await;
             tally.committed_at = Some(now);
-            return Attempt::Done(Decided::of(pending.decision).1);
+            let mut decided = Decided::of(pending.decision).1;
+            if bench.shared.settings.waits_for_replicas {
+                // Nobody has waited for them to the end; the next turn does.
+                memory.maybe_unreplicated = true;
+                withhold(&batch.requests, &mut decided.replies);
+            }
+            return Attempt::Done(decided);
         }
         batch.keep_newest_of_each_member(&bench.shared.settings.timing);
     }
@@ -264,6 +271,12 @@ async fn attempt(
         let updated_at = decision.group.updated_at;
         decision.write.get_or_insert_with(|| empty_write(updated_at));
     }
+    let waits = bench.shared.settings.waits_for_replicas;
+    if waits && memory.maybe_unreplicated && some_start(&batch.requests, &decision.replies) {
+        // A commit is what can be waited behind.
+        let updated_at = decision.group.updated_at;
+        decision.write.get_or_insert_with(|| empty_write(updated_at));
+    }
     let Some(write) = &decision.write else {
         // Whatever was lost has been decided on, and there is nothing to record about it.
         memory.lost_writes = None;
@@ -271,12 +284,22 @@ async fn attempt(
         bench.leave(memory, token).await;
         return Attempt::Done(Decided::of(decision).1);
     };
-    let outcome = match bench.renew_if_late(&token, since).await {
-        Some(not_sent) => not_sent,
-        None => bench.shared.store.commit(bench.group, &token, &known.stamp, write).await,
+    let must_wait = waits && (memory.maybe_unreplicated || write.kind != WriteKind::LeaseOnly);
+    let store = &bench.shared.store;
+    let (outcome, shortfall) = match bench.renew_if_late(&token, since).await {
+        Some(not_sent) => (not_sent, None),
+        None if must_wait => store.commit_replicated(bench.group, &token, &known.stamp, write).await,
+        None => (store.commit(bench.group, &token, &known.stamp, write).await, None),
     };
     match outcome {
         Outcome::Applied(stamp) => {
+            if must_wait {
+                memory.maybe_unreplicated = shortfall.is_some();
+                bench.shared.unreplicated.note(bench.group, shortfall);
+                if shortfall.is_some() {
+                    withhold(&batch.requests, &mut decision.replies);
+                }
+            }
             meter::committed("applied");
             memory.watch.committed(Instant::now(), &stamp);
             memory.lost_writes = None;

@@ -232,7 +232,7 @@ fn answer_all(turn: &mut Turn<'_>, commands: &[Command], answers: Vec<Option<Ans
     replies
 }
 
-fn finish(mut turn: Turn<'_>, stray_live: &[String], replies: Vec<Reply>) -> Decision {
+pub(crate) fn finish(mut turn: Turn<'_>, stray_live: &[String], replies: Vec<Reply>) -> Decision {
     let changed = turn.structural || !turn.touched.is_empty();
     if turn.structural {
         let restart = planted!(TargetRestartsDrainClock) && turn.membership_changed;

@@ -1,4 +1,4 @@
-//! Creating and deleting a group (protocol 3). Only an operator does either.
+//! Creating and deleting a group, and putting its record back (protocol 3). Only an operator does any of it.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,12 @@ use rsc_protocol::admin::GroupState;
 use rsc_protocol::heartbeat::MAX_COUNTER;
 use rsc_protocol::{ErrorCode, GroupKey, Timestamp};
 
-use crate::decide::{history_entry, structural};
+use crate::correction;
+use crate::decide::{finish, history_entry, structural};
 use crate::group::Group;
+use crate::record::Loaded;
 use crate::settings::{Settings, millis};
-use crate::turn::Transition;
+use crate::turn::{Context, Transition, Turn};
 use crate::write::{Stamp, Tombstone, Write};
 
 /// How far ahead a tombstone's instants are believed: an hour, longer than any lease that makes sense.
@@ -139,4 +141,38 @@ pub fn delete(
         deleted_at: now.max(group.updated_at),
         reading_until: reading_until(group),
     })
+}
+
+/// What to write so that a record of former times stands again. `observed_metadata_version`: the highest version that
+/// is known to have been reached since.
+///
+/// Whatever was recorded between the backup and now is lost, so a correction round begins with the very write that
+/// puts the record back (protocol 5): from its first moment on nothing new is granted and nobody is expired for a
+/// lease, also by an instance that has just started and cannot know, and before any client has spoken. Everything
+/// else stays as it is in the backup: members, target, leases, versions. The write is the next structural one
+/// after the backup's, with a `writeId` of its own, so that no instance takes it for a state it remembers.
+#[must_use]
+pub fn restore(loaded: Loaded, now: Timestamp, observed_metadata_version: u64) -> Creation {
+    let context = Context {
+        now,
+        // Nothing below asks for any of these: no maintenance, no grants, no new version.
+        settings: Settings::default(),
+        may_expire: false,
+        may_grant: false,
+        metadata_token: String::new(),
+        routing_ttl_age_ms: 0,
+    };
+    let mut turn = Turn::new(loaded.group, &context);
+    turn.note(Transition::Restored {});
+    correction::begin(&mut turn, observed_metadata_version);
+    let decision = finish(turn, &loaded.stray_live, Vec::new());
+    let history = history_entry(&decision.group, &decision.transitions);
+    let write = Write {
+        kind: structural(&decision.group),
+        live: Vec::new(),
+        removed_live: loaded.stray_live,
+        updated_at: decision.group.updated_at,
+        history: Some(history),
+    };
+    Creation { group: decision.group, write }
 }

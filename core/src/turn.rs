@@ -115,6 +115,8 @@ pub enum Transition {
         /// The count producers route with.
         shard_count: u32,
     },
+    /// An operator put an older record back (protocol 3).
+    Restored {},
     /// A member gave shards back.
     Released {
         /// The member.

@@ -277,7 +277,8 @@ fn unbuilt_keys_may_say_their_default() {
 fn what_cannot_be_true_about_redis_is_refused() {
     let sentinel = [("RSC_REDIS__MODE", "sentinel"), ("RSC_REDIS__SENTINEL_MASTER", "m")];
     let cluster = [("RSC_REDIS__MODE", "cluster")];
-    let cases: [(&[(&str, &str)], &[(&str, &str)], &str); 14] = [
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Variables<'_>, Variables<'_>, &str); 14] = [
         (&[("RSC_REDIS__MODE", "sentinel")], &[], "redis.sentinel-master"),
         (&cluster, &[("RSC_REDIS__SENTINEL_MASTER", "m")], "redis.sentinel-master"),
         (&cluster, &[("RSC_REDIS__DATABASE", "1")], "redis.database"),

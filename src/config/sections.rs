@@ -152,6 +152,16 @@ impl Default for RedisConfig {
     }
 }
 
+impl RedisConfig {
+    /// Who we are to the servers that hold the data; `None`: Redis's `default` user.
+    pub(crate) fn user(&self) -> Option<&str> {
+        let of_urls = || self.urls.first().and_then(RedisUrl::username);
+        // What a sentinel's URL says is for the sentinel.
+        let of_urls = if self.mode == RedisMode::Sentinel { None } else { of_urls() };
+        self.username.as_deref().or(of_urls)
+    }
+}
+
 /// `[redis.tls]`: how servers are known, and what is shown to them; PEM files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]

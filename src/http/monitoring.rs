@@ -37,6 +37,9 @@ struct Health {
     unhealthy_groups: Vec<UnhealthyGroup>,
     /// Metadata keys of the index without a record.
     missing: Vec<String>,
+    /// Groups of this instance whose last commits fewer than `redis.wait-replicas` replicas have: nobody starts a shard
+    /// of theirs until they do.
+    unreplicated_groups: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -90,6 +93,15 @@ pub(super) async fn health(state: Data<ServerState>) -> HttpResponse {
         }
         Err(message) => (None, Vec::new(), Vec::new(), Some(message)),
     };
+    let unreplicated_groups = coordinator.unreplicated_groups();
+    let trouble = trouble.or_else(|| {
+        (unreplicated_groups > 0).then(|| {
+            format!(
+                "the last commits of {unreplicated_groups} groups are on fewer than redis.wait-replicas replicas: nobody \
+                 starts a shard there until they are; bring the replicas back"
+            )
+        })
+    });
     let (status, reason) = if coordinator.is_terminating() {
         (HealthStatus::Terminating, Some("this instance is shutting down".to_owned()))
     } else if let Some(trouble) = trouble.or(ready.err().map(|error| error.message().to_owned())) {
@@ -107,6 +119,7 @@ pub(super) async fn health(state: Data<ServerState>) -> HttpResponse {
         group_count,
         unhealthy_groups,
         missing,
+        unreplicated_groups,
     };
     answer(HttpResponse::Ok(), &body)
 }

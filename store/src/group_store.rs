@@ -8,7 +8,7 @@ use rsc_protocol::{GroupKey, Timestamp};
 
 use crate::drain::{ShardDeletion, ShardProof};
 use crate::stream_reads::StreamReads;
-use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
+use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, Shortfall, StoreError};
 
 /// Group metadata, the mutexes around it, the index of groups, and the streams of shards.
 ///
@@ -33,6 +33,19 @@ pub trait GroupStore: StreamReads {
     /// Writes if `token` holds the mutex and the stored stamp is `expected`; removes a TTL on the key;
     /// appends to the history; releases the mutex, on a conflict too (protocol 2, *commit*).
     async fn commit(&self, group: &GroupKey, token: &MutexToken, expected: &Stamp, write: &Write) -> Outcome;
+
+    /// As [`GroupStore::commit`], and then waits, within the command timeout, until as many replicas as are configured
+    /// have it and everything that was written before it. What they have not is told, and is written all the same. A
+    /// store without replicas waits for none.
+    async fn commit_replicated(
+        &self,
+        group: &GroupKey,
+        token: &MutexToken,
+        expected: &Stamp,
+        write: &Write,
+    ) -> (Outcome, Option<Shortfall>) {
+        (self.commit(group, token, expected, write).await, None)
+    }
 
     /// Gives the mutex back without writing. Does nothing if another token holds it.
     ///
@@ -166,12 +179,23 @@ pub trait GroupStore: StreamReads {
         coordinated: &[String],
     ) -> Result<BTreeMap<u32, ShardProof>, StoreError>;
 
+    /// The time of the server that holds each of these shards: what [`GroupStore::delete_shard`] measures its
+    /// `not_after` by. In a cluster it is another one than the group's. Every shard of `shards` is a key of the answer.
+    ///
+    /// # Errors
+    /// When a server does not answer or refuses.
+    async fn shard_times(
+        &self,
+        stream_prefix: &str,
+        shards: &ShardSet,
+    ) -> Result<BTreeMap<u32, Timestamp>, StoreError>;
+
     /// Deletes the shard's key if the proof of [`GroupStore::prove_empty`] holds at that very instant, in
     /// one script. What the proof cannot decide within one call (records and ghosts that alternate some 5,000
     /// times) stays: `NotEmpty` with [`PendingUndecided`](crate::WaitReason::PendingUndecided), until somebody
     /// acknowledges the ghosts. The memory store has no streams: `Absent`.
     ///
-    /// Not after `not_after`, in time of the server: a call that was held up on its way must not meet a stream that
+    /// Not after `not_after`, in time of the shard's server ([`GroupStore::shard_times`]): a call that was held up on its way must not meet a stream that
     /// was made anew since, by a migration that has come and gone.
     ///
     /// # Errors

@@ -30,8 +30,10 @@ mod types;
 pub use drain::{ShardDeletion, ShardProof, WaitReason, Waiting};
 pub use group_store::GroupStore;
 pub use memory::MemoryStore;
-pub use redis::{RedisMode, RedisSettings, RedisStore, SettingsError, TlsSettings};
+pub use redis::{
+    NodeRole, RedisMode, RedisNode, RedisSettings, RedisStore, RedisTools, SettingsError, TlsSettings,
+};
 pub use stream_reads::{
     GroupView, HistoryPage, Record, RecordPage, RecordRange, ShardView, StreamReads, StreamView, Undelivered,
 };
-pub use types::{Conflict, Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
+pub use types::{Conflict, Entered, Found, MutexToken, Outcome, ProvisionError, Shortfall, StoreError};

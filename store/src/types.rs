@@ -122,6 +122,15 @@ pub enum Outcome {
     NotApplied(StoreError),
 }
 
+/// A write that is on the master, and on fewer replicas than it should be: a failover may lose it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    /// How many replicas should have it.
+    pub wanted: u32,
+    /// How many have said that they do.
+    pub confirmed: u32,
+}
+
 /// What went wrong between us and the store.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {

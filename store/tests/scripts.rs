@@ -11,9 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rsc_core::{ShardSet, Stamp, Tombstone};
 use rsc_protocol::GroupKey;
-use rsc_store::{Entered, GroupStore, ProvisionError, ShardDeletion, ShardProof, StoreError, StreamReads};
+use rsc_store::{
+    Entered, GroupStore, ProvisionError, RedisMode, RedisSettings, RedisStore, ShardDeletion, ShardProof,
+    StoreError, StreamReads,
+};
 use support::server::RedisServer;
-use support::stores::store;
+use support::stores::{settings, store};
 use support::{applied, created, enter, eventually, group, lease_only, structural, token};
 
 #[tokio::test]
@@ -152,7 +155,8 @@ async fn the_keys_of_a_script_share_one_slot() {
         server.run::<String>(&["CLUSTER", "INFO"]).unwrap().contains("cluster_state:ok")
     })
     .await;
-    let store = store(server.url());
+    let settings = RedisSettings { mode: RedisMode::Cluster, ..settings(server.url()) };
+    let store = RedisStore::new(&settings).unwrap();
     for (stream_prefix, consumer_group) in [("orders", "billing"), ("a:b", "c"), ("주문", "🙂%")] {
         let group = GroupKey::new(stream_prefix, consumer_group).unwrap();
         let left = Tombstone::default();

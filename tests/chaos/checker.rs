@@ -95,14 +95,19 @@ pub(crate) fn check(mut lineage: Lineage, notes: &Notes, wall_us: u64, master_ki
         }
     }
     for lost in lost.iter().filter(|lost| lost.noticed_after_us.is_none() && !lost.nobody_left) {
-        violations.push(format!("lost, and no correction round noticed: {lost:?}"));
+        let LostTransition { transition, told, loss, .. } = lost;
+        violations.push(format!(
+            "lost ({loss:?}), and no correction round noticed: {transition:?}, told to {told:?}"
+        ));
     }
     let double_readings = double_readings(&lineage, notes, wall_us);
     for double in &double_readings {
-        if double.excuse.is_none() {
-            violations.push(format!("read by two without an excuse: {double:?}"));
-        } else if double.overlap_us > u64::try_from(LEASE.as_micros()).unwrap() {
-            violations.push(format!("read by two for longer than a lease: {double:?}"));
+        let DoubleReading { first, second, overlap_us, excuse } = double;
+        let what = format!("{overlap_us} µs at once: {first:?} and {second:?}");
+        if excuse.is_none() {
+            violations.push(format!("read by two without an excuse for {what}"));
+        } else if *overlap_us > u64::try_from(LEASE.as_micros()).unwrap() {
+            violations.push(format!("read by two for longer than a lease: {what}"));
         }
     }
     violations.extend(fencing_tokens_that_went_back(notes));
@@ -220,4 +225,120 @@ fn fencing_tokens_that_went_back(notes: &Notes) -> Vec<String> {
         }
     }
     violations
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::lineage::Round;
+    use super::super::log::Grant;
+    use super::*;
+
+    const LOST: Loss = Loss::NotReplicated { term: 1 };
+
+    fn transition(version: u64) -> Transition {
+        Transition { version, token: format!("token {version}") }
+    }
+
+    /// Versions 1 to 9 were written at 1 s to 9 s; 5 is lost: the second master was promoted after 5 s and wrote first at 6 s.
+    fn lineage(signs_us: &[u64]) -> Lineage {
+        let written = |version| (transition(version), version * 1_000_000);
+        Lineage {
+            terms: vec![
+                Term { since_us: 0, first_write_us: 0, lost: 0 },
+                Term { since_us: 5_500_000, first_write_us: 6_000_000, lost: 1 },
+            ],
+            rounds: signs_us.iter().map(|&at_us| Round { at_us, is_anew: false }).collect(),
+            lasting: (1..10).filter(|version| *version != 5).map(transition).collect(),
+            lost: [(transition(5), LOST)].into(),
+            written_us: (1..10).map(written).collect(),
+            ..Lineage::default()
+        }
+    }
+
+    fn reading(reader: &str, version: u64, from_us: u64, until_us: u64) -> Reading {
+        let grant = Grant {
+            transition: transition(version),
+            fencing_token: version,
+            sent_us: from_us - 1_000,
+            received_us: from_us,
+        };
+        Reading { shard: 0, reader: Arc::from(reader), from_us, until_us, grant }
+    }
+
+    fn notes(readings: &[Reading]) -> Notes {
+        let mut notes = Notes { readings: readings.to_vec(), ..Notes::default() };
+        for reading in readings {
+            let told = Acknowledged {
+                first_received_us: reading.grant.received_us,
+                readers: [Arc::clone(&reading.reader)].into(),
+                grants: 1,
+            };
+            notes.acknowledged.insert(reading.grant.transition.clone(), told);
+        }
+        notes
+    }
+
+    fn violations(lineage: Lineage, readings: &[Reading]) -> Vec<String> {
+        check(lineage, &notes(readings), 0, &[]).violations
+    }
+
+    fn expect_one(found: &[String], about: &str) {
+        assert!(found.len() == 1 && found[0].contains(about), "{about}: {found:#?}");
+    }
+
+    #[test]
+    fn one_after_the_other_is_well() {
+        let readings = [reading("a", 1, 1_000_000, 2_000_000), reading("b", 2, 2_000_000, 3_000_000)];
+        assert!(violations(lineage(&[]), &readings).is_empty());
+    }
+
+    #[test]
+    fn two_at_once_need_a_loss_that_nobody_had_noticed_yet() {
+        let a = reading("a", 1, 1_000_000, 8_000_000);
+        let before_the_loss = [a.clone(), reading("b", 3, 3_000_000, 4_000_000)];
+        expect_one(&violations(lineage(&[6_500_000]), &before_the_loss), "without an excuse");
+        let before_the_sign = [a.clone(), reading("b", 6, 6_300_000, 8_000_000)];
+        assert!(violations(lineage(&[6_500_000]), &before_the_sign).is_empty());
+        let after_the_sign = [a.clone(), reading("b", 7, 7_000_000, 8_000_000)];
+        expect_one(&violations(lineage(&[6_500_000]), &after_the_sign), "without an excuse");
+        let for_too_long = [reading("a", 1, 1_000_000, 20_000_000), reading("b", 6, 6_300_000, 20_000_000)];
+        expect_one(&violations(lineage(&[6_500_000]), &for_too_long), "longer than a lease");
+        let nothing_was_lost = Lineage {
+            terms: vec![Term { since_us: 0, first_write_us: 0, lost: 0 }; 2],
+            ..lineage(&[6_500_000])
+        };
+        expect_one(&violations(nothing_was_lost, &before_the_sign), "without an excuse");
+    }
+
+    #[test]
+    fn a_loss_that_somebody_could_tell_has_to_be_noticed() {
+        let told = [reading("a", 5, 5_000_000, 6_000_000)];
+        assert!(violations(lineage(&[6_500_000]), &told).is_empty());
+        expect_one(&violations(lineage(&[]), &told), "no correction round noticed");
+        expect_one(&violations(lineage(&[5_900_000, 15_000_000]), &told), "no correction round noticed");
+        // Who has died before could not tell.
+        let mut notes = notes(&told);
+        notes.ended.insert(Arc::from("a"), 5_900_000);
+        let verdict = check(lineage(&[]), &notes, 0, &[]);
+        assert!(verdict.violations.is_empty() && verdict.lost[0].nobody_left, "{verdict:?}");
+    }
+
+    #[test]
+    fn what_was_never_or_later_written_must_not_be_acknowledged() {
+        let unknown = [reading("a", 12, 5_000_000, 6_000_000)];
+        expect_one(&violations(lineage(&[]), &unknown), "never written");
+        // Unless the master died with it.
+        assert!(check(lineage(&[6_500_000]), &notes(&unknown), 0, &[5_000_100]).violations.is_empty());
+        let early = [reading("a", 4, 3_900_000, 4_500_000)];
+        expect_one(&violations(lineage(&[]), &early), "before it was written");
+    }
+
+    #[test]
+    fn fencing_tokens_increase() {
+        let mut readings = [reading("a", 1, 1_000_000, 2_000_000), reading("b", 2, 2_500_000, 3_000_000)];
+        readings[1].grant.fencing_token = 1;
+        expect_one(&violations(lineage(&[]), &readings), "went back");
+    }
 }

@@ -71,11 +71,13 @@ const FAILOVERS: [Fault; 7] = [
     Fault::FailoverOrdered,
 ];
 
-/// A fault, when it struck (by the monotonic clock), and whether others struck before all was well again.
+/// A fault and when it struck, by the monotonic clock in microseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Strike {
     pub(crate) fault: Fault,
     pub(crate) at_us: u64,
+    /// Before that nothing can be well again: a failover that was ordered begins later.
+    pub(crate) in_force_us: u64,
 }
 
 /// What was done.
@@ -178,9 +180,7 @@ impl Killer {
     }
 
     fn note(&self, fault: Fault) -> u64 {
-        let at_us = monotonic_us();
-        self.deeds.lock().unwrap().strikes.push(Strike { fault, at_us });
-        at_us
+        note(&self.deeds, fault)
     }
 
     fn count(&self, kills: usize, pauses: usize) {
@@ -323,11 +323,7 @@ impl Killer {
         self.mends.spawn(async move {
             sleep(delay).await;
             if is_news {
-                deeds
-                    .lock()
-                    .unwrap()
-                    .strikes
-                    .push(Strike { fault: Fault::ClientStarted, at_us: monotonic_us() });
+                note(&deeds, Fault::ClientStarted);
             }
             world.clients.start(index);
         });
@@ -399,6 +395,9 @@ impl Killer {
         }
         if fault == Fault::FailoverOrdered {
             self.redis(RedisSentinel::fail_over).await;
+            let mut deeds = self.deeds.lock().unwrap();
+            let ordered = deeds.strikes.iter_mut().rev().find(|strike| strike.fault == fault);
+            ordered.unwrap().in_force_us = monotonic_us();
         } else {
             self.redis(move |redis| redis.wait_for_promotion(master)).await;
         }
@@ -432,4 +431,10 @@ impl Killer {
         self.world.clients.leave(index);
         self.recover(at_us, "a client has left").await;
     }
+}
+
+fn note(deeds: &Mutex<Deeds>, fault: Fault) -> u64 {
+    let at_us = monotonic_us();
+    deeds.lock().unwrap().strikes.push(Strike { fault, at_us, in_force_us: at_us });
+    at_us
 }

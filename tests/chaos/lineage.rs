@@ -8,8 +8,7 @@ use super::witness::Commit;
 /// A master's time. Instants are of the servers' clock, in microseconds since 1970.
 #[derive(Clone, Debug)]
 pub(crate) struct Term {
-    pub(crate) server: usize,
-    /// When what led to its promotion began.
+    /// When it was still a replica.
     pub(crate) since_us: u64,
     /// Its first write.
     pub(crate) first_write_us: u64,
@@ -83,8 +82,8 @@ impl Lineage {
                 let lost = history.split_off(kept);
                 let index = lineage.terms.len();
                 lost.iter().for_each(|commit| lineage.lose(commit, Loss::NotReplicated { term: index }));
-                let (server, since_us) = promotions[term];
-                lineage.terms.push(Term { server, since_us, first_write_us: commit.at_us, lost: lost.len() });
+                let since_us = promotions[term].1;
+                lineage.terms.push(Term { since_us, first_write_us: commit.at_us, lost: lost.len() });
             }
             if let Some(last) = history.last() {
                 lineage.compare(&history, last, &commit);
@@ -150,7 +149,7 @@ mod tests {
     fn commit(server: usize, at_us: u64, live_revision: u64, version: u64, token: &str) -> Commit {
         let transition = Transition { version, token: token.to_owned() };
         let structure = Some(Structure { revision: live_revision, transition, round: None });
-        Commit { server, at_us, live_revision, write_id: format!("{server}-{live_revision}"), structure }
+        Commit { server, at_us, live_revision, structure }
     }
 
     #[test]

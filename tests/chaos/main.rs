@@ -3,7 +3,12 @@
 //! with what lasted in Redis.
 //!
 //! The short run is a test like any other. The long one is `make chaos`; its report is `target/chaos-report.md`.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "the helpers of a test fail like the test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "the helpers of a test fail like the test"
+)]
 
 mod checker;
 mod clients;

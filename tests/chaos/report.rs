@@ -125,7 +125,7 @@ fn recovery(text: &mut String, outcome: &Outcome<'_>) {
     let mut by_fault: BTreeMap<Fault, Vec<u64>> = BTreeMap::new();
     let mut all = Vec::new();
     for strike in &outcome.deeds.strikes {
-        if let Some(well_us) = outcome.recovery.after(strike.at_us) {
+        if let Some(well_us) = outcome.recovery.after(strike.in_force_us) {
             by_fault.entry(strike.fault).or_default().push(well_us - strike.at_us);
             all.push(well_us - strike.at_us);
         }

@@ -24,7 +24,6 @@ pub(crate) struct Commit {
     /// By the server's clock, in microseconds since 1970.
     pub(crate) at_us: u64,
     pub(crate) live_revision: u64,
-    pub(crate) write_id: String,
     /// `None`: only leases were renewed.
     pub(crate) structure: Option<Structure>,
 }
@@ -157,7 +156,6 @@ impl Watch {
             server: self.server,
             at_us: seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?,
             live_revision,
-            write_id: (*fields.get("writeId")?).to_owned(),
             structure,
         })
     }

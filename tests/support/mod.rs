@@ -28,6 +28,7 @@ mod redis_server;
 pub(crate) mod redis_topologies;
 mod scene;
 mod stream;
+mod tool;
 mod wait;
 
 pub(crate) use ambush::{Ambush, AmbushProxy, Moment};
@@ -46,4 +47,5 @@ pub(crate) use records::{Ledger, Record, Source};
 pub(crate) use redis_server::RedisServer;
 pub(crate) use scene::Scene;
 pub(crate) use stream::{Stream, scale_body};
+pub(crate) use tool::{Examined, Finding, Run, Tool};
 pub(crate) use wait::{DEADLINE, wait_until, wait_until_blocking};

@@ -18,13 +18,19 @@ pub(crate) struct RedisServer {
     child: Child,
     directory: TempDir,
     port: u16,
+    arguments: Vec<String>,
 }
 
 impl RedisServer {
     /// Starts a server on a free port and waits until it answers.
     pub(crate) fn start() -> Self {
+        RedisServer::start_with(&[])
+    }
+
+    /// The same with more arguments, such as `--rename-command XACK ""`.
+    pub(crate) fn start_with(arguments: &[&str]) -> Self {
         // Between asking for a free port and using it somebody else may take it.
-        (0..10).find_map(|_| RedisServer::try_start(RedisServer::free_port())).unwrap()
+        (0..10).find_map(|_| RedisServer::try_start_with(RedisServer::free_port(), arguments)).unwrap()
     }
 
     /// A port that was free a moment ago.
@@ -34,9 +40,14 @@ impl RedisServer {
 
     /// Starts a server on this port, or says that it could not be had.
     pub(crate) fn try_start(port: u16) -> Option<Self> {
+        RedisServer::try_start_with(port, &[])
+    }
+
+    fn try_start_with(port: u16, arguments: &[&str]) -> Option<Self> {
+        let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         let directory = tempfile::tempdir().unwrap();
-        let mut child = spawn(port, &directory);
-        answers(&mut child, port).then_some(RedisServer { child, directory, port })
+        let mut child = spawn(port, &directory, &arguments);
+        answers(&mut child, port).then_some(RedisServer { child, directory, port, arguments })
     }
 
     /// What follows `--redis-url`.
@@ -111,7 +122,7 @@ impl RedisServer {
     pub(crate) fn restart_empty(&mut self) {
         self.kill();
         wait_until_blocking("the port of the killed server is free again", || {
-            let mut child = spawn(self.port, &self.directory);
+            let mut child = spawn(self.port, &self.directory, &self.arguments);
             let up = answers(&mut child, self.port);
             self.child = child;
             up.then_some(())
@@ -135,7 +146,7 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(port: u16, directory: &TempDir) -> Child {
+fn spawn(port: u16, directory: &TempDir, arguments: &[String]) -> Child {
     Command::new("redis-server")
         .args([
             "--port",
@@ -149,6 +160,7 @@ fn spawn(port: u16, directory: &TempDir) -> Child {
             "--dir",
         ])
         .arg(directory.path())
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -73,9 +73,14 @@ async fn rounds(shared: &Arc<Shared>, prefix: &str, token: &MutexToken) -> Resul
             match todo {
                 Todo::Prove(shards) => facts.extend(prove(shared, prefix, &shards, &groups).await?),
                 Todo::Delete(shards) => {
-                    // Within the mutex as it was renewed after that look at the clock.
-                    let not_after = now.plus(millis(shared.settings.mutex_ttl));
-                    facts.extend(delete(shared, prefix, &shards, &groups, not_after).await?);
+                    // Within the mutex as it is renewed after a look at the clocks that the shards' servers go by.
+                    let times = shared.store.shard_times(prefix, &shards).await;
+                    let failed = |error| Refusal::store_logged(&error, "ask for the time of shards", prefix);
+                    let last = times.map_err(failed)?;
+                    let ttl = millis(shared.settings.mutex_ttl);
+                    let last = last.into_iter().map(|(shard, time)| (shard, time.plus(ttl))).collect();
+                    streams::renew(shared, prefix, token).await?;
+                    facts.extend(delete(shared, prefix, last, &groups).await?);
                 }
                 Todo::Provision { group, shards } => {
                     facts.clear();
@@ -191,17 +196,16 @@ fn missing(waits: &[Waiting]) -> Vec<String> {
     missing.map(|wait| wait.consumer_group.clone()).collect()
 }
 
-/// Deletes the keys of removed shards, each if it is empty in the same breath.
+/// Deletes the keys of removed shards, each if it is empty in the same breath, and not after its last instant.
 async fn delete(
     shared: &Shared,
     prefix: &str,
-    shards: &ShardSet,
+    shards: BTreeMap<u32, Timestamp>,
     groups: &[Group],
-    not_after: Timestamp,
 ) -> Result<BTreeMap<u32, ShardFacts>, Refusal> {
     let coordinated = coordinated(groups);
     let coordinated = coordinated.as_slice();
-    let deletions = shards.iter().map(|shard| async move {
+    let deletions = shards.into_iter().map(|(shard, not_after)| async move {
         let outcome = shared.store.delete_shard(prefix, shard, coordinated, not_after).await;
         outcome.map(|outcome| (shard, outcome))
     });

@@ -233,6 +233,14 @@ impl GroupStore for TestStore {
         self.ask("prove_empty", self.inner.prove_empty(stream_prefix, shards, coordinated)).await
     }
 
+    async fn shard_times(
+        &self,
+        stream_prefix: &str,
+        shards: &ShardSet,
+    ) -> Result<BTreeMap<u32, Timestamp>, StoreError> {
+        self.ask("shard_times", self.inner.shard_times(stream_prefix, shards)).await
+    }
+
     async fn delete_shard(
         &self,
         stream_prefix: &str,

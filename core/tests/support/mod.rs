@@ -83,7 +83,7 @@ impl Bench {
     }
 
     /// Writes as the commit script does.
-    fn store(&mut self, write: &rsc_core::Write) {
+    pub fn store(&mut self, write: &rsc_core::Write) {
         let mut set = |field: &str, value: String| self.fields.insert(field.to_owned(), value.into_bytes());
         if let WriteKind::Structural { aggregate, revision } = &write.kind {
             set("aggregate", aggregate.clone());

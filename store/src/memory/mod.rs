@@ -407,6 +407,11 @@ impl GroupStore for MemoryStore {
         Ok(shards.iter().map(|shard| (shard, proof.clone())).collect())
     }
 
+    async fn shard_times(&self, _: &str, shards: &ShardSet) -> Result<BTreeMap<u32, Timestamp>, StoreError> {
+        let now = self.clock.now();
+        Ok(shards.iter().map(|shard| (shard, now)).collect())
+    }
+
     async fn delete_shard(
         &self,
         _: &str,

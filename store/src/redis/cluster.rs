@@ -22,7 +22,7 @@ use super::servers::{Lane, Node, fixed};
 use super::slots::{Layout, key_slot};
 use crate::types::StoreError;
 
-/// How often one command may be sent on.
+/// How often one command may be sent on at a time.
 const MOST_REDIRECTIONS: u32 = 16;
 /// How long to wait until a slot that is being moved is asked again.
 const PAUSE_WHILE_MOVING: Duration = Duration::from_millis(25);
@@ -96,16 +96,19 @@ impl Cluster {
         loop {
             let answer = self.send(&to, asking, lane, key, commands, deadline).await;
             redirections += 1;
-            if redirections > MOST_REDIRECTIONS || Instant::now() >= deadline {
+            if redirections > MOST_REDIRECTIONS {
                 return answer;
             }
             match self.judge(slot, &to, &answer) {
                 Next::Keep => return answer,
                 Next::Go { to: there, asking: permitted } => (to, asking) = (there, permitted),
                 Next::Wait => {
-                    if timeout_at(deadline, sleep(PAUSE_WHILE_MOVING)).await.is_err() {
+                    // What is asked again needs some time, too.
+                    if Instant::now() + 2 * PAUSE_WHILE_MOVING >= deadline {
                         return answer;
                     }
+                    sleep(PAUSE_WHILE_MOVING).await;
+                    redirections = 0;
                     (to, asking) = (self.owner(slot, deadline).await?, false);
                 }
                 Next::Look => {
@@ -232,6 +235,18 @@ impl Cluster {
             }
         }
         found
+    }
+
+    /// Learns the layout, if it is not known.
+    pub(super) async fn learn(&self, deadline: Instant) -> Result<(), StoreError> {
+        let seen = self.table().generation;
+        if seen > 0 {
+            return Ok(());
+        }
+        match timeout_at(deadline, self.look(seen)).await {
+            Ok(looked) => looked,
+            Err(_) => Err(no_node("no node has told the cluster's layout in time")),
+        }
     }
 
     /// Every node that the layout names, and whether it is a master.

@@ -46,6 +46,12 @@ impl Drop for Home {
 #[derive(Debug)]
 pub(super) struct Deployment {
     pub(super) servers: Servers,
+    /// Who knows the master, in mode `sentinel`.
+    pub(super) sentinels: Option<Arc<Sentinels>>,
+    /// For a look at any server, whatever it is.
+    pub(super) looking: Arc<Dialer>,
+    /// What the URLs name.
+    pub(super) named: Vec<Endpoint>,
     pub(super) home: Home,
 }
 
@@ -65,6 +71,9 @@ impl Deployment {
             })
         };
         let connections = settings.connections;
+        let looking = dialer(login.clone(), Kind::Any, tls.clone());
+        let endpoints = named.iter().map(|(endpoint, _)| endpoint.clone()).collect();
+        let mut found_by = None;
         let servers = match &settings.mode {
             RedisMode::Standalone => {
                 let Some((endpoint, _)) = named.into_iter().next() else { return Err(SettingsError::NoUrl) };
@@ -86,13 +95,14 @@ impl Deployment {
                 let patience = settings.connect_timeout / 2;
                 let sentinels = Arc::new(Sentinels::new(links, master.clone(), mappings, patience));
                 let target = Target::Master(Arc::clone(&sentinels));
+                found_by = Some(Arc::clone(&sentinels));
                 let node = Node::new(&dialer(login, Kind::Master, tls), &target, connections);
                 let watched = node.links().map(Arc::downgrade).collect();
                 runtime.spawn(Sentinels::watch(Arc::downgrade(&sentinels), watched));
                 Servers::One(node)
             }
         };
-        Ok(Deployment { servers, home })
+        Ok(Deployment { servers, sentinels: found_by, looking, named: endpoints, home })
     }
 }
 

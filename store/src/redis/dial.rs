@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::address::Address;
 use super::reply::text;
 use super::scripts::SCRIPTS;
-use super::tls::Tls;
+use super::tls::{self, Tls};
 use crate::types::StoreError;
 
 /// How many requests may wait for the socket. redis-rs' default of 50 is less than the groups that share a
@@ -51,6 +51,8 @@ pub(super) enum Kind {
     ClusterNode,
     /// A sentinel.
     Sentinel,
+    /// Whatever it is: somebody wants to look at it.
+    Any,
 }
 
 /// How connections to servers of one sort are opened.
@@ -139,10 +141,8 @@ impl Dialer {
         pipeline.cmd("INFO").arg("server");
         if self.kind == Kind::Master {
             pipeline.cmd("ROLE");
-        } else if self.kind != Kind::Sentinel {
-            pipeline.cmd("PING");
         }
-        if self.kind != Kind::Sentinel {
+        if !matches!(self.kind, Kind::Sentinel | Kind::Any) {
             for script in SCRIPTS.all() {
                 pipeline.cmd("SCRIPT").arg("LOAD").arg(script.source);
             }
@@ -153,23 +153,20 @@ impl Dialer {
             .await
             .map_err(|error| not_connected(&error, to))?;
         let mut answers = answers.into_iter().skip(1);
-        if let Some(Ok(info)) = answers.next() {
-            self.check_mode(&text(info).unwrap_or_default(), to)?;
-        }
-        let second = answers.next();
-        if let Some(Err(error)) = &second
-            && matches!(server_code(error).as_deref(), Some("NOAUTH"))
-        {
-            return Err(not_connected(error, to));
+        match answers.next() {
+            Some(Ok(info)) => self.check_mode(&text(info).unwrap_or_default(), to)?,
+            Some(Err(error)) if server_code(&error).as_deref() == Some("NOAUTH") => {
+                return Err(not_connected(&error, to));
+            }
+            Some(Err(_)) | None => {}
         }
         if self.kind == Kind::Master
-            && let Some(Ok(Value::Array(role))) = second
+            && let Some(Ok(Value::Array(role))) = answers.next()
             && let Some(role) = role.into_iter().next().and_then(|role| text(role).ok())
             && role != "master"
         {
-            return Err(StoreError::Unavailable(format!(
-                "the sentinels name {to} as master, but it is a {role}"
-            )));
+            let what = format!("the sentinels name {to} as master, but it is a {role}");
+            return Err(StoreError::Unavailable(what));
         }
         Ok(())
     }
@@ -183,6 +180,7 @@ impl Dialer {
             return Ok(());
         };
         let (configured, wanted) = match self.kind {
+            Kind::Any => return Ok(()),
             Kind::Standalone => ("standalone", "standalone"),
             Kind::ClusterNode => ("cluster", "cluster"),
             Kind::Master => ("sentinel", "standalone"),
@@ -212,9 +210,18 @@ impl Dialer {
 fn not_connected(error: &RedisError, to: &Endpoint) -> StoreError {
     let code = server_code(error);
     if code.is_none() && error.kind() != ErrorKind::AuthenticationFailed {
-        return StoreError::Unavailable(format!("cannot connect: {error} ({to})"));
+        if let Some(refused) = tls::behind(error, to) {
+            return refused;
+        }
+        let hint = if error.is_connection_dropped() {
+            ": it hung up; if it wants TLS, the URL begins with rediss://"
+        } else {
+            ""
+        };
+        return StoreError::Unavailable(format!("cannot connect: {error} ({to}){hint}"));
     }
-    let said = server_text(error);
+    // redis-rs keeps the server's own words to itself here.
+    let said = if code.is_some() { server_text(error) } else { "wrong user or password".to_owned() };
     match code.as_deref() {
         Some("LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN" | "CLUSTERDOWN") => {
             StoreError::Refused(format!("{said} ({to})"))

@@ -7,11 +7,13 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use rsc_core::ShardSet;
 use rsc_protocol::Timestamp;
 use rsc_protocol::keys::shard_key;
+use tokio::time::Instant;
 
 use super::RedisStore;
-use super::link::Failure;
-use super::reply::{text, unexpected};
+use super::link::{Failure, Refusal};
+use super::reply::{self, text, unexpected};
 use super::scripts::{SCRIPTS, Script};
+use super::servers::Lane;
 use crate::drain::{ShardDeletion, ShardProof, WaitReason, Waiting};
 use crate::types::StoreError;
 
@@ -73,6 +75,21 @@ fn proof(answer: Answer) -> ShardProof {
         Answer::Proven { ghosts } => ShardProof::Empty { key_exists: true, ghosts },
         Answer::Waits(waits) | Answer::Undecided(waits, _) => ShardProof::NotEmpty { waits },
     }
+}
+
+/// [`GroupStore::shard_times`](crate::GroupStore::shard_times).
+pub(super) async fn times(
+    store: &RedisStore,
+    stream_prefix: &str,
+    shards: &ShardSet,
+) -> Result<BTreeMap<u32, Timestamp>, StoreError> {
+    let commands: Vec<_> =
+        shards.iter().map(|shard| (shard_key(stream_prefix, shard), ::redis::cmd("TIME"))).collect();
+    let deadline = Instant::now() + store.command_timeout;
+    let answers =
+        store.servers.commands(Lane::Work, &commands, deadline).await.map_err(Failure::into_error)?;
+    let times = answers.into_iter().map(|answer| answer.map_err(Refusal::into_error).and_then(reply::times));
+    shards.iter().zip(times).map(|(shard, time)| Ok((shard, time?))).collect()
 }
 
 /// [`GroupStore::delete_shard`](crate::GroupStore::delete_shard).

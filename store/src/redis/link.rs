@@ -262,6 +262,9 @@ impl Link {
     async fn try_once(&self) -> Result<Live, StoreError> {
         let result = match timeout(self.dialer.connect_timeout, self.dial()).await {
             Ok(result) => result,
+            Err(_) if self.dialer.tls.is_some() => Err(self.unavailable(
+                "no connection within the connect timeout: is it there, and does it speak TLS on this port?",
+            )),
             Err(_) => Err(self.unavailable("no connection within the connect timeout")),
         };
         meter::connected(result.is_ok());

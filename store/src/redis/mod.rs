@@ -23,6 +23,7 @@
 
 mod address;
 mod cluster;
+mod commit;
 mod deployment;
 mod dial;
 mod drain;
@@ -38,6 +39,7 @@ mod slots;
 mod start_check;
 mod stream_reads;
 mod tls;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -56,11 +58,12 @@ use self::scripts::{SCRIPTS, Script};
 use self::servers::{Lane, Servers};
 pub use self::settings::{RedisMode, RedisSettings, SettingsError};
 pub use self::tls::TlsSettings;
+pub use self::tools::{NodeRole, RedisNode, RedisTools};
 use crate::drain::{ShardDeletion, ShardProof};
 use crate::fields::{Change, TOMBSTONE_IDENTITY, before_creation, lease_only_create, tombstone_fields};
 use crate::group_store::GroupStore;
 use crate::meter::{self, Operation};
-use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, StoreError};
+use crate::types::{Entered, Found, MutexToken, Outcome, ProvisionError, Shortfall, StoreError};
 
 /// Group metadata in Redis.
 #[derive(Debug)]
@@ -70,6 +73,7 @@ pub struct RedisStore {
     mutex_ttl: String,
     command_timeout: Duration,
     connect_timeout: Duration,
+    wait_replicas: u32,
     _home: deployment::Home,
 }
 
@@ -81,13 +85,14 @@ impl RedisStore {
     /// # Errors
     /// When the settings cannot work with any server.
     pub fn new(settings: &RedisSettings) -> Result<Self, SettingsError> {
-        let Deployment { servers, home } = Deployment::new(settings)?;
+        let Deployment { servers, home, .. } = Deployment::new(settings)?;
         Ok(RedisStore {
             keys: settings.keys.clone(),
             servers,
             mutex_ttl: settings.mutex_ttl.as_millis().to_string(),
             command_timeout: settings.command_timeout,
             connect_timeout: settings.connect_timeout,
+            wait_replicas: settings.wait_replicas,
             _home: home,
         })
     }
@@ -123,7 +128,13 @@ impl RedisStore {
         }
         metrics::histogram!("rsc_store_command_seconds", "command" => script.name)
             .record(started.elapsed().as_secs_f64());
-        answer.map_err(|failure| failure.about(key))
+        match answer {
+            Err(Failure::Refused(refusal)) if start_check::is_about_rights(&refusal) => {
+                let named = self.name_missing_rights(refusal, script, key).await;
+                Err(Failure::Refused(named.about(key)))
+            }
+            answer => answer.map_err(|failure| failure.about(key)),
+        }
     }
 
     /// Runs a command that is no script.
@@ -237,20 +248,17 @@ impl GroupStore for RedisStore {
     }
 
     async fn commit(&self, group: &GroupKey, token: &MutexToken, expected: &Stamp, write: &Write) -> Outcome {
-        let (metadata, mutex) = (self.keys.metadata(group), self.keys.mutex(group));
-        let change = Change::of(expected, write);
-        let [revision, live_revision, write_id] = stamp_texts(expected);
-        let history = write.history.as_deref().unwrap_or_default();
-        let set_items = (change.set.len() * 2).to_string();
-        let mut arguments: Vec<&str> =
-            vec![token.as_str(), &revision, &live_revision, &write_id, history, &set_items];
-        arguments.extend(change.set.iter().flat_map(|(name, text)| [name.as_ref(), text.as_ref()]));
-        arguments.extend(change.remove.iter().map(String::as_str));
-        let keys = [metadata.as_str(), &mutex, &self.keys.history(group), &self.keys.tombstone(group)];
-        let answer = self.run(&SCRIPTS.commit, &keys, &arguments).await;
-        let outcome = self.outcome(answer, &mutex, change.stamp);
-        meter::wrote(Operation::of(&write.kind), &outcome);
-        outcome
+        commit::commit(self, group, token, expected, write).await
+    }
+
+    async fn commit_replicated(
+        &self,
+        group: &GroupKey,
+        token: &MutexToken,
+        expected: &Stamp,
+        write: &Write,
+    ) -> (Outcome, Option<Shortfall>) {
+        commit::commit_replicated(self, group, token, expected, write).await
     }
 
     async fn release(&self, group: &GroupKey, token: &MutexToken) -> Result<(), StoreError> {
@@ -388,6 +396,14 @@ impl GroupStore for RedisStore {
         drain::prove_all_empty(self, stream_prefix, shards, coordinated).await
     }
 
+    async fn shard_times(
+        &self,
+        stream_prefix: &str,
+        shards: &ShardSet,
+    ) -> Result<BTreeMap<u32, Timestamp>, StoreError> {
+        drain::times(self, stream_prefix, shards).await
+    }
+
     async fn delete_shard(
         &self,
         stream_prefix: &str,
@@ -399,10 +415,7 @@ impl GroupStore for RedisStore {
     }
 
     async fn ping(&self) -> Result<Timestamp, StoreError> {
-        let answer = self.plain("ping", &self.keys.groups(), &::redis::cmd("TIME")).await?;
-        let parts = answer.into_sequence().map_err(|_| reply::unexpected("the time is no list"))?;
-        let parts = parts.try_into().map_err(|_| reply::unexpected("the time has not two parts"))?;
-        reply::time(parts)
+        reply::times(self.plain("ping", &self.keys.groups(), &::redis::cmd("TIME")).await?)
     }
 
     async fn check(&self) -> Result<(), StoreError> {

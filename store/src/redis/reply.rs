@@ -142,6 +142,12 @@ pub(super) fn time(parts: [Value; 2]) -> Result<Timestamp, StoreError> {
     Ok(Timestamp::from_millis(seconds.saturating_mul(1000).saturating_add(microseconds / 1000)))
 }
 
+/// Reads a whole answer to `TIME`.
+pub(super) fn times(answer: Value) -> Result<Timestamp, StoreError> {
+    let parts = answer.into_sequence().map_err(|_| unexpected("the time is no list"))?;
+    time(parts.try_into().map_err(|_| unexpected("the time has not two parts"))?)
+}
+
 /// A text; bytes that are no UTF-8 are replaced.
 pub(super) fn text(value: Value) -> Result<String, StoreError> {
     match value {

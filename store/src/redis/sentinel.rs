@@ -16,7 +16,7 @@ use crate::types::StoreError;
 
 /// How often a connected store asks whether its master is still the master: a server that was replaced while nobody
 /// could reach it goes on taking writes until it hears of it.
-const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The sentinels of one master.
 pub(super) struct Sentinels {
@@ -95,6 +95,11 @@ impl Sentinels {
             (None, Some(error)) => Err(error),
             (None, None) => Err(StoreError::Unavailable("no sentinel has answered".to_owned())),
         }
+    }
+
+    /// Where a server that a replica's master knows by this address is reached from here.
+    pub(super) fn reachable(&self, announced: Address) -> Address {
+        self.mappings.reachable(announced)
     }
 
     async fn ask(&self, link: &Arc<Link>) -> Said {

@@ -54,6 +54,8 @@ pub struct RedisSettings {
     pub command_timeout: Duration,
     /// How long one attempt to connect may take; more than 0. The command timeout cuts it too.
     pub connect_timeout: Duration,
+    /// How many replicas [`GroupStore::commit_replicated`](crate::GroupStore::commit_replicated) waits for.
+    pub wait_replicas: u32,
     /// How many connections are held, at least 1; all calls for one group go through the same one. What people
     /// read of streams goes through one more, made when it is first needed.
     pub connections: usize,
@@ -77,6 +79,7 @@ impl RedisSettings {
             mutex_ttl: Duration::from_secs(5),
             command_timeout: Duration::from_secs(2),
             connect_timeout: Duration::from_secs(1),
+            wait_replicas: 0,
             connections: 2,
         }
     }

@@ -1,11 +1,14 @@
 //! What can be said at the start about the servers: are they there, of the configured kind, and may we do what we have to?
 
+use ::redis::Value;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::RedisStore;
 use super::link::{Failure, Refusal};
 use super::reply::{text, unexpected};
-use super::scripts::SCRIPTS;
+use super::scripts::{SCRIPTS, Script};
 use super::servers::Lane;
 use crate::types::StoreError;
 
@@ -21,7 +24,7 @@ pub(super) async fn check(store: &RedisStore) -> Result<(), StoreError> {
     let deadline = Instant::now() + store.connect_timeout + store.command_timeout;
     store.servers.connect(deadline).await?;
     for key in store.probe_keys() {
-        let missing = store.missing_rights(&key).await?;
+        let (missing, trouble) = store.rights(&key).await?;
         if !missing.is_empty() {
             return Err(StoreError::Misconfigured(format!(
                 "the user may not run {} on keys {}:*: give it these rights (docs/operations.md has the list)",
@@ -29,11 +32,39 @@ pub(super) async fn check(store: &RedisStore) -> Result<(), StoreError> {
                 store.keys.prefix()
             )));
         }
+        if !trouble.is_empty() {
+            let code = trouble.split(' ').next().unwrap_or_default().to_owned();
+            return Err(Refusal { code, said: trouble }.into_error());
+        }
+        store.may_wait(&key, deadline).await?;
     }
     Ok(())
 }
 
+/// Whether a server refuses for want of a right. Inside scripts Redis 6.2 and 7.0 say so in words only, and name no command.
+pub(super) fn is_about_rights(refusal: &Refusal) -> bool {
+    refusal.code == "NOPERM" || refusal.said.contains("can't run this command")
+}
+
 impl RedisStore {
+    /// Adds to a refusal of a script which commands the user may not run, as far as the coordinator's own keys tell.
+    pub(super) async fn name_missing_rights(&self, refusal: Refusal, script: &Script, key: &str) -> Refusal {
+        let code = "NOPERM".to_owned();
+        if script.name == SCRIPTS.rights.name {
+            return Refusal { code, ..refusal };
+        }
+        // In the same slot, so that the same server is asked.
+        let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(key, |(tag, _)| tag);
+        let probe = format!("{}:{{{tag}}}:rights", self.keys.prefix());
+        match self.rights(&probe).await {
+            Ok((missing, _)) if !missing.is_empty() => Refusal {
+                code,
+                said: format!("{}: the user may not run {}", refusal.said, missing.join(", ")),
+            },
+            _ => Refusal { code, ..refusal },
+        }
+    }
+
     /// A key of nobody in some slot of every master.
     fn probe_keys(&self) -> Vec<String> {
         let prefix = self.keys.prefix();
@@ -41,12 +72,40 @@ impl RedisStore {
             .one_for_each_master((0..MOST_PROBES).map(|number| format!("{prefix}:{{probe:{number}}}:rights")))
     }
 
-    /// The commands that the user may not run on `key`, which belongs to nobody.
-    pub(super) async fn missing_rights(&self, key: &str) -> Result<Vec<String>, StoreError> {
+    /// Whether the user may wait for replicas, if that is configured.
+    async fn may_wait(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
+        if self.wait_replicas == 0 {
+            return Ok(());
+        }
+        let wait = ::redis::cmd("WAIT").arg(0).arg(1).to_owned();
+        match self.servers.command(Lane::Durable, key, &wait, deadline).await {
+            Err(Failure::Refused(Refusal { code, .. })) if code == "NOPERM" => {
+                Err(StoreError::Misconfigured(
+                    "the user may not run WAIT, which redis.wait-replicas needs: give it this right"
+                        .to_owned(),
+                ))
+            }
+            answer => answer.map(|_| ()).map_err(Failure::into_error),
+        }
+    }
+
+    /// The commands that the user may not run on `key`, which belongs to nobody; and what keeps the server from writing,
+    /// empty when nothing does.
+    ///
+    /// Boxed: a refusal of any script asks for it, this one's aside.
+    fn rights<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(Vec<String>, String), StoreError>> {
+        self.ask_for_rights(key).boxed()
+    }
+
+    async fn ask_for_rights(&self, key: &str) -> Result<(Vec<String>, String), StoreError> {
         match self.run_on::<&str>(Lane::Work, &SCRIPTS.rights, &[key], &[]).await {
-            Ok(missing) => {
-                let missing = missing.into_sequence().map_err(|_| unexpected("rights are no list"))?;
-                missing.into_iter().map(text).collect()
+            Ok(answer) => {
+                let parts = answer.into_sequence().map_err(|_| unexpected("rights are no list"))?;
+                let [missing, trouble]: [Value; 2] =
+                    parts.try_into().map_err(|_| unexpected("rights have not two parts"))?;
+                let missing =
+                    missing.into_sequence().map_err(|_| unexpected("missing rights are no list"))?;
+                Ok((missing.into_iter().map(text).collect::<Result<_, _>>()?, text(trouble)?))
             }
             Err(Failure::Refused(Refusal { code, said })) if code == "NOPERM" => {
                 Err(StoreError::Misconfigured(format!(

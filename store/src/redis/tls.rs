@@ -5,12 +5,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ::redis::RedisError;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore};
 
 use super::dial::Endpoint;
 use super::settings::SettingsError;
@@ -103,19 +104,42 @@ impl Tls {
 
 /// What a failed handshake means.
 fn failed(error: &io::Error, to: &Endpoint) -> StoreError {
-    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<tokio_rustls::rustls::Error>());
-    match cause {
-        Some(tokio_rustls::rustls::Error::InvalidCertificate(why)) => StoreError::Misconfigured(format!(
-            "TLS to {to}: its certificate is not accepted ({why}): see redis.tls.ca-file and redis.tls.server-name"
-        )),
-        Some(tokio_rustls::rustls::Error::AlertReceived(alert)) => StoreError::Misconfigured(format!(
-            "TLS to {to}: the server refuses ({alert:?}): see redis.tls.certificate-file and redis.tls.key-file"
-        )),
-        Some(why) => StoreError::Misconfigured(format!(
-            "TLS to {to}: {why}: does it speak TLS on this port? Without TLS the URL begins with redis://"
-        )),
+    match cause(error) {
+        Some(cause) => refused(cause, to),
         None => StoreError::Unavailable(format!("cannot connect: TLS: {error} ({to})")),
     }
+}
+
+/// What TLS has to do with an error on a connection that was made: a server of TLS 1.3 refuses our certificate only when it
+/// is first read from. `None`: nothing.
+pub(super) fn behind(error: &RedisError, to: &Endpoint) -> Option<StoreError> {
+    // redis-rs passes the driver's error on as a copy of its text, which is rustls' own.
+    let text = error.to_string();
+    let (_, alert) = text.split_once("received fatal alert: ")?;
+    let alert = alert.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default();
+    Some(alerted(alert, to))
+}
+
+fn alerted(alert: &str, to: &Endpoint) -> StoreError {
+    StoreError::Misconfigured(format!(
+        "TLS to {to}: the server refuses ({alert}): see redis.tls.certificate-file and redis.tls.key-file"
+    ))
+}
+
+fn cause(error: &io::Error) -> Option<&Error> {
+    error.get_ref().and_then(|cause| cause.downcast_ref::<Error>())
+}
+
+fn refused(cause: &Error, to: &Endpoint) -> StoreError {
+    StoreError::Misconfigured(match cause {
+        Error::AlertReceived(alert) => return alerted(&format!("{alert:?}"), to),
+        Error::InvalidCertificate(why) => format!(
+            "TLS to {to}: its certificate is not accepted ({why}): see redis.tls.ca-file and redis.tls.server-name"
+        ),
+        why => format!(
+            "TLS to {to}: {why}: does it speak TLS on this port? Without TLS the URL begins with redis://"
+        ),
+    })
 }
 
 fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, SettingsError> {

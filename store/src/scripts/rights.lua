@@ -1,5 +1,6 @@
 -- Tries every command that the coordinator's own keys need, and names those that the user may not run.
 -- KEYS: 1 a key of nobody; it is there for a second at most, and only inside this script unless DEL is not allowed
+-- { names, what SET is refused with for another reason, or '' }
 local missing = {}
 
 local function try(name, ...)
@@ -7,9 +8,9 @@ local function try(name, ...)
   local refused = type(answer) == 'table' and answer.err
   if refused and (string.find(refused, 'NOPERM', 1, true) or string.find(refused, "can't run this command", 1, true)) then
     missing[#missing + 1] = name
-    return false
+    return ''
   end
-  return true
+  return refused or ''
 end
 
 local key = KEYS[1]
@@ -27,9 +28,9 @@ try('SREM', key, 'member')
 try('XREVRANGE', key, '+', '-', 'COUNT', '1')
 try('XADD', key, 'NOMKSTREAM', '*', 'field', 'value')
 -- On a text these two are refused for the type, and leave nothing behind.
-try('SET', key, '', 'PX', '1000')
+local trouble = try('SET', key, '', 'PX', '1000')
 try('HSET', key, 'field', 'value')
 try('SADD', key, 'member')
 try('PEXPIRE', key, '1000')
 try('DEL', key)
-return missing
+return { missing, trouble }
