@@ -27,6 +27,7 @@ mod proxy;
 mod raw;
 mod records;
 mod redis_server;
+pub(crate) mod redis_topologies;
 mod replay;
 mod scene;
 mod stream;

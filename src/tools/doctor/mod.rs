@@ -140,7 +140,6 @@ async fn not_connected(redis: &Redis, error: &StoreError, report: &mut Report) {
         return;
     }
     let remedy = match error {
-        StoreError::Misconfigured(_) => "correct the configuration, or the server's users and certificates",
         StoreError::Refused(text) => match text.split(' ').next().unwrap_or_default() {
             "NOPERM" => "give the user the rights that docs/operations.md lists",
             "LOADING" => "wait until the server has read its data",

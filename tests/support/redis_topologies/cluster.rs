@@ -1,6 +1,8 @@
 //! A Redis Cluster: three masters, each with one replica.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use redis::{FromRedisValue, RedisResult};
@@ -40,12 +42,15 @@ pub(crate) struct RedisCluster {
     /// Where each node says that it is: `host:port`.
     announced: Vec<String>,
     settings: ClusterSettings,
+    /// When each node was elected last, as far as was waited for.
+    elections: Mutex<BTreeMap<usize, Instant>>,
     _doors: Vec<Door>,
 }
 
 const NODES: usize = 6;
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
+const NODE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl RedisCluster {
     /// Starts a cluster and waits until all nodes agree and every replica has all that its master has.
@@ -69,7 +74,7 @@ impl RedisCluster {
             nodes.push(node);
             doors.extend(door);
         }
-        let cluster = RedisCluster { nodes, announced, settings, _doors: doors };
+        let cluster = RedisCluster { nodes, announced, settings, elections: Mutex::default(), _doors: doors };
         cluster.form();
         cluster.wait_until_whole();
         cluster
@@ -155,16 +160,19 @@ impl RedisCluster {
 
     /// `kill -9` of one node.
     pub(crate) fn kill(&self, index: usize) {
+        self.let_old_votes_of_successors_expire(index);
         self.nodes[index].kill();
     }
 
     /// Starts a killed node again; it finds its place by itself. See [`ClusterSettings::arguments`].
     pub(crate) fn restart(&self, index: usize) {
         self.nodes[index].restart(&[]);
+        self.elections.lock().unwrap().remove(&index);
     }
 
     /// `SIGSTOP` of one node.
     pub(crate) fn pause(&self, index: usize) {
+        self.let_old_votes_of_successors_expire(index);
         self.nodes[index].pause();
     }
 
@@ -173,21 +181,28 @@ impl RedisCluster {
         self.nodes[index].resume();
     }
 
-    /// A replica takes its master's place while both live (`CLUSTER FAILOVER`), which loses nothing. Waits until it is over.
+    /// A replica takes its master's place while both live (`CLUSTER FAILOVER`), which loses nothing. Waits until
+    /// it is over and the cluster whole.
     pub(crate) fn take_over(&self, replica: usize) {
+        let (id, master) = (self.id(replica), self.master_of_replica(replica));
+        let slot = self.first_slot_of(master);
+        self.let_old_votes_expire(replica);
         // Masters vote for one successor of the same master in two node timeouts; who gets no vote gives up after 5 s.
         let mut asked: Option<Instant> = None;
         wait_for(&format!("node {replica} is a master"), || {
-            if self.nodes[replica].is_master() {
+            if self.views()?.iter().all(|view| view.master_of_slot(slot).as_ref() == Some(&id)) {
                 return Ok(());
             }
-            if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
+            if !self.nodes[replica].is_master()
+                && asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6))
+            {
                 self.command::<()>(replica, &["CLUSTER", "FAILOVER"]);
                 asked = Some(Instant::now());
             }
-            Err("it is not".into())
+            Err("not all nodes see it".into())
         });
-        self.wait_until_serving();
+        self.note_election(replica);
+        self.wait_until_whole();
     }
 
     /// After the death or the pause of a master: waits until another node serves this slot and all slots are served. Returns that
@@ -202,6 +217,7 @@ impl RedisCluster {
         });
         wait_for("all other nodes see the failover", || self.is_serving(&self.views_but(from)?));
         assert!(self.nodes[successor].is_master());
+        self.note_election(successor);
         successor
     }
 
@@ -250,6 +266,45 @@ impl RedisCluster {
     /// The port of 127.0.0.1 on which other nodes reach this one.
     pub(super) fn port_for_nodes(&self, index: usize) -> String {
         self.announced[index].rsplit_once(':').unwrap().1.to_owned()
+    }
+
+    fn note_election(&self, index: usize) {
+        self.elections.lock().unwrap().insert(index, Instant::now());
+    }
+
+    /// A node that was elected, was replaced, and has to follow again soon after that takes the votes of its former election for
+    /// new ones, and claims the slots with an epoch that nobody heeds (redis 7.0: `failover_auth_count` is only reset when a new
+    /// election is due, four node timeouts after the one before). So elections of one node are kept apart.
+    fn let_old_votes_expire(&self, candidate: usize) {
+        let elected = self.elections.lock().unwrap().get(&candidate).copied();
+        let wait = elected.map(|at| (NODE_TIMEOUT * 4 + NODE_TIMEOUT / 2).saturating_sub(at.elapsed()));
+        sleep(wait.unwrap_or_default());
+    }
+
+    /// Before the death of a master. Who its replicas are may just be changing: whoever else was elected lately is waited for.
+    fn let_old_votes_of_successors_expire(&self, master: usize) {
+        if self.nodes[master].is_master() {
+            self.indices()
+                .filter(|&index| index != master)
+                .for_each(|index| self.let_old_votes_expire(index));
+        }
+    }
+
+    fn master_of_replica(&self, replica: usize) -> usize {
+        wait_for(&format!("node {replica} is a replica"), || {
+            let view = View::of(&self.nodes[replica])?;
+            let row = view.rows.iter().find(|row| row.is_myself).ok_or("it does not know itself")?;
+            self.index_of(&row.master)
+        })
+    }
+
+    fn first_slot_of(&self, master: usize) -> u16 {
+        let id = self.id(master);
+        wait_for(&format!("node {master} serves slots"), || {
+            let view = View::of(&self.nodes[self.living()])?;
+            let row = view.rows.iter().find(|row| row.id == id).ok_or("nobody knows it")?;
+            row.slots.first().map(|slots| slots.0).ok_or_else(|| "it serves none".into())
+        })
     }
 
     fn index_of(&self, id: &str) -> Result<usize, String> {
@@ -328,8 +383,8 @@ const NODES_COME_FROM: &str = "127.0.0.86";
 fn start_node(index: usize, settings: &ClusterSettings) -> (Option<Door>, RedisNode) {
     let door = (settings.announced == Announced::Ports).then(|| Door::open_to(NODES_COME_FROM));
     let node = RedisNode::start(settings.password.as_deref(), |port, _| {
-        let mut arguments =
-            words(&["--cluster-enabled yes --cluster-node-timeout 2000 --repl-diskless-sync-delay 0"]);
+        let mut arguments = words(&["--cluster-enabled yes --repl-diskless-sync-delay 0"]);
+        arguments.extend(["--cluster-node-timeout".to_owned(), NODE_TIMEOUT.as_millis().to_string()]);
         arguments.extend(words(&["--cluster-announce-ip 127.0.0.1"]));
         // Replicas that were away for long may take over too: tests kill in quick succession.
         arguments.extend(words(&["--cluster-replica-validity-factor 0"]));
@@ -372,6 +427,7 @@ struct View {
 struct Row {
     id: String,
     port: String,
+    is_myself: bool,
     /// Neither failing nor unknown, and its bus is connected.
     is_well: bool,
     /// `-` for masters.
@@ -417,6 +473,7 @@ impl Row {
         Some(Row {
             id: (*id).to_owned(),
             port: port.to_owned(),
+            is_myself: flags.contains("myself"),
             is_well: *link == "connected" && !flags.contains("fail") && !flags.contains("handshake"),
             master: (*master).to_owned(),
             slots: slots.map(range).collect::<Option<_>>()?,

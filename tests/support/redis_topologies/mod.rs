@@ -7,7 +7,12 @@
 //! `&self`: a test that has something going on beside it puts the topology into an `Arc` and calls it inside
 //! `tokio::task::spawn_blocking`.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part of this module")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "the helpers of a test fail like the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "the helpers of a test fail like the test"
+)]
 
 mod cluster;
 mod doors;

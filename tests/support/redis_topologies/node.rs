@@ -14,6 +14,9 @@ use tempfile::TempDir;
 use super::ports::free_port;
 use super::{DEADLINE, wait_for};
 
+/// So many lines of each log are shown when a test fails.
+const SHOWN_LINES: usize = 40;
+
 /// A process that can be killed, paused and started again with the directory and the arguments it had. It ends with this
 /// value.
 pub(crate) struct RedisNode {
@@ -179,6 +182,12 @@ impl RedisNode {
 impl Drop for RedisNode {
     fn drop(&mut self) {
         self.kill();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
+            eprintln!("end of the log of the server on port {}:\n{last}", self.port);
+        }
     }
 }
 
