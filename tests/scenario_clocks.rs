@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rsc_protocol::keys::Keys;
-use rsc_protocol::{GroupKey, Timestamp};
+use rsc_protocol::{GroupKey, Status, Timestamp};
 use serde_json::{Value, json};
 use support::{
-    Api, Clock, Consumer, Crew, Daemon, Observer, RedisServer, Routes, monitored_path, seed, settle,
-    wait_until,
+    Api, Clock, Consumer, Crew, Daemon, Member, Observer, Proxy, RedisServer, Routes, heartbeat_unheard,
+    monitored_path, seed, settle, wait_until,
 };
 
 const SHARDS: usize = 12;
@@ -166,6 +166,29 @@ async fn redis_time_that_jumps_back_an_hour_expires_nobody_and_takes_nothing_bac
     let observed = observer.stop().await;
     assert_eq!(observed.replay.thrown_out(), BTreeMap::from([("MEMBER_GONE LEASE_EXPIRED", 1)]));
     crew.journal.expect_one_reader_at_a_time();
+}
+
+/// The mutex of an instance that was killed in its section was to last for a second; by the clock that went back it lasts for
+/// an hour and a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mutex_left_behind_when_redis_time_jumps_back_keeps_nobody_out_for_long() {
+    let clock = Clock::off_by(0);
+    let redis = RedisServer::start_with_clock(&clock);
+    let proxy = Proxy::to(redis.port()).await;
+    let mut killed = tokio::task::block_in_place(|| {
+        Daemon::builder(&["--redis-url", &proxy.redis_url()]).lease(3_000, 30_000).start()
+    });
+    let other = Daemon::redis(&redis).lease(3_000, 30_000).start();
+    let group = killed.api().create_stream("orders", 12).await;
+    let mut commit = proxy.hold_next(&Keys::default().history(&group));
+    let first = Member::new(&killed.api(), &group, "first").request();
+    heartbeat_unheard(killed.address(), &group, &first).await;
+    commit.reached().await;
+    killed.kill();
+    clock.set(-HOUR * 1_000);
+    let mut second = Member::new(&other.api(), &group, "second");
+    wait_until("the group is free again", async || second.beat().await.status == Status::Ok).await;
+    drop(commit);
 }
 
 #[tokio::test(flavor = "multi_thread")]
