@@ -12,8 +12,8 @@ use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Status, Timestamp};
 use serde_json::{Value, json};
 use support::{
-    Api, Clock, Consumer, Crew, Daemon, Member, Observer, Proxy, RedisServer, Routes, heartbeat_unheard,
-    monitored_path, seed, settle, wait_until,
+    Api, Clock, Consumer, Crew, Daemon, Member, Observer, Proxy, RedisServer, Routes, Stream, group_path,
+    heartbeat_unheard, monitored_path, seed, settle, wait_until,
 };
 
 const SHARDS: usize = 12;
@@ -232,6 +232,37 @@ async fn redis_time_that_jumps_forward_gives_no_shard_away_that_is_still_read() 
         apis[0].get(&format!("{}/assignments", monitored_path(&group))).await.json()["invariantViolations"],
         json!([])
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_time_that_jumps_forward_takes_no_shard_from_producers_whose_route_is_still_good() {
+    let cache = Duration::from_secs(4);
+    let clock = Clock::off_by(0);
+    let redis = RedisServer::start_with_clock(&clock);
+    let daemons = [(); 2].map(|()| {
+        let builder = Daemon::redis(&redis).lease(3_000, 30_000);
+        builder.set("producer", "routing-cache-ttl", "4s").set("producer", "publish-margin", "300ms").start()
+    });
+    let apis = daemons.each_ref().map(Daemon::api);
+    let stream = Stream::create(&apis[0], "orders", 4, &["a", "b"]).await;
+    let routes = Routes::seeded(&[&apis[0], &apis[1]], seed());
+    let crews = [Crew::new(&stream.groups[0], &routes), Crew::new(&stream.groups[1], &routes)];
+    let consumers = crews.each_ref().map(|crew| crew.start_many(2));
+    for (group, consumers) in stream.groups.iter().zip(&consumers) {
+        settle(&apis[0], group, consumers, 4).await;
+    }
+    let route = apis[1].get(&format!("{}/producer-routing", group_path(stream.group()))).await.success();
+    let told = Instant::now();
+    assert_eq!(route["routingCacheTtlMs"], 4_000);
+    stream.scale(2).await;
+    clock.set(HOUR * 1_000);
+    wait_until("the removed shards are given up", async || {
+        let shown = apis[0].get(&format!("{}/migrations", monitored_path(stream.group()))).await.success();
+        let state = shown["migrations"][0]["state"].clone();
+        assert!(state == "ACTIVE" || told.elapsed() > cache, "{state} after {:?}", told.elapsed());
+        state == "DEPRECATED"
+    })
+    .await;
 }
 
 /// How often each has found that time had jumped.
