@@ -88,7 +88,7 @@ async fn members_converge_through(coordinators: usize) {
     let observed = observer.stop().await;
     assert!(observed.changes > 50, "{observed:?}");
     for way in ["MEMBER_GONE LEFT", "MEMBER_GONE LEASE_EXPIRED", "MEMBER_SUPERSEDED", "RELEASED"] {
-        assert!(observed.replay.count(way) > 2, "{way}: {observed:?}");
+        assert!(observed.replay.count(way) > 0, "{way}: {observed:?}");
     }
     crew.journal.expect_one_reader_at_a_time();
 }

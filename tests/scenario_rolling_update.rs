@@ -121,16 +121,16 @@ async fn rolling_updates_by_signal_and_by_kill_throw_nobody_out_and_move_no_shar
     let port = redis.port();
     let proxies = [Proxy::to(port).await, Proxy::to(port).await, Proxy::to(port).await];
     let start = |proxy: &Proxy| {
-        let builder = Daemon::builder(&["--redis-url", &proxy.redis_url()]).lease(3_000, 30_000);
+        let builder = Daemon::builder(&["--redis-url", &proxy.redis_url()]).lease(4_000, 40_000);
         tokio::task::block_in_place(|| builder.set("server", "shutdown-drain-delay", "500ms").start())
     };
     let mut running = start(&proxies[0]);
     let group = running.api().create_stream("orders", 24).await;
     let routes = Routes::seeded(&[&running.api()], seed());
     let mut crew = Crew::new(&group, &routes);
-    crew.interval = Duration::from_millis(30);
-    crew.patience = Duration::from_secs(1);
-    let consumers = crew.start_many(8);
+    crew.interval = Duration::from_millis(50);
+    crew.patience = Duration::from_secs(2);
+    let consumers = crew.start_many(6);
     settle(&running.api(), &group, &consumers, SHARDS).await;
     let moved_before = crew.journal.len();
     let before = running.api().group(&group).await;

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
-use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, FromRedisValue};
 use rsc_protocol::GroupKey;
 use rsc_protocol::keys::Keys;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::clock::Clock;
-use super::wait::wait_until_blocking;
+use super::wait::{DEADLINE, wait_until_blocking};
 
 /// A running server with nothing in it. It is killed, and its directory removed, when this is dropped.
 pub(crate) struct RedisServer {
@@ -81,7 +81,11 @@ impl RedisServer {
     /// A connection of the test's own, to look into keys and to tamper with them.
     pub(crate) async fn connection(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        // A slow machine is not what a test is about.
+        let patient = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(DEADLINE))
+            .set_response_timeout(Some(DEADLINE));
+        client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
     }
 
     /// One field of a group's metadata, as stored.
