@@ -8,12 +8,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use reqwest::StatusCode;
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Status, Timestamp};
 use serde_json::{Value, json};
 use support::{
     Api, Clock, Consumer, Crew, Daemon, Member, Observer, Proxy, RedisServer, Routes, Stream, group_path,
-    heartbeat_unheard, monitored_path, seed, settle, wait_until,
+    heartbeat_unheard, monitored_path, scale_body, seed, settle, wait_until,
 };
 
 const SHARDS: usize = 12;
@@ -253,7 +254,10 @@ async fn redis_time_that_jumps_forward_takes_no_shard_from_producers_whose_route
     let route = apis[1].get(&format!("{}/producer-routing", group_path(stream.group()))).await.success();
     let told = Instant::now();
     assert_eq!(route["routingCacheTtlMs"], 4_000);
-    stream.scale(2).await;
+    wait_until("the count is changed", async || {
+        stream.try_scale(&scale_body(2)).await.status == StatusCode::ACCEPTED
+    })
+    .await;
     clock.set(HOUR * 1_000);
     wait_until("the removed shards are given up", async || {
         let shown = apis[0].get(&format!("{}/migrations", monitored_path(stream.group()))).await.success();
