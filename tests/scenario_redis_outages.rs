@@ -85,12 +85,12 @@ async fn ten_restarts_of_redis_in_a_row_under_load_cost_nobody_a_shard() {
     movers.journal.expect_one_reader_at_a_time();
 }
 
-/// A third of it is three times what a commit without an answer and the look after it take here, with the default `command-timeout`.
-const LEASE: Duration = Duration::from_secs(30);
+/// A third of it is twice what a commit without an answer and the look after it take here, with the default `command-timeout`.
+const LEASE: Duration = Duration::from_secs(20);
 /// Shorter than each outage, so that what comes late comes too late.
 const MUTEX_TTL: Duration = Duration::from_secs(3);
 /// Requests at a time: many times more than the two threads of the HTTP server.
-const BURST: usize = 240;
+const BURST: usize = 128;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_that_hangs_keeps_no_request_waiting_for_more_than_a_third_of_a_lease() {
@@ -111,7 +111,7 @@ async fn requests_are_answered_while(
     let url = proxy.redis_url();
     let daemon = tokio::task::block_in_place(|| {
         Daemon::builder(&["--redis-url", &url])
-            .lease(30_000, 60_000)
+            .lease(20_000, 60_000)
             .set("server", "workers", "2")
             .set("redis", "command-timeout", "1500ms")
             .set("redis", "connect-timeout", "1500ms")
