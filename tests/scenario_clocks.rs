@@ -8,12 +8,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use reqwest::StatusCode;
 use rsc_protocol::keys::Keys;
-use rsc_protocol::{GroupKey, Timestamp};
+use rsc_protocol::{GroupKey, Status, Timestamp};
 use serde_json::{Value, json};
 use support::{
-    Api, Clock, Consumer, Crew, Daemon, Observer, RedisServer, Routes, monitored_path, seed, settle,
-    wait_until,
+    Api, Clock, Consumer, Crew, Daemon, Member, Observer, Proxy, RedisServer, Routes, Stream, group_path,
+    heartbeat_unheard, monitored_path, scale_body, seed, settle, wait_until,
 };
 
 const SHARDS: usize = 12;
@@ -168,6 +169,29 @@ async fn redis_time_that_jumps_back_an_hour_expires_nobody_and_takes_nothing_bac
     crew.journal.expect_one_reader_at_a_time();
 }
 
+/// The mutex of an instance that was killed in its section was to last for a second; by the clock that went back it lasts for
+/// an hour and a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mutex_left_behind_when_redis_time_jumps_back_keeps_nobody_out_for_long() {
+    let clock = Clock::off_by(0);
+    let redis = RedisServer::start_with_clock(&clock);
+    let proxy = Proxy::to(redis.port()).await;
+    let mut killed = tokio::task::block_in_place(|| {
+        Daemon::builder(&["--redis-url", &proxy.redis_url()]).lease(3_000, 30_000).start()
+    });
+    let other = Daemon::redis(&redis).lease(3_000, 30_000).start();
+    let group = killed.api().create_stream("orders", 12).await;
+    let mut commit = proxy.hold_next(&Keys::default().history(&group));
+    let first = Member::new(&killed.api(), &group, "first").request();
+    heartbeat_unheard(killed.address(), &group, &first).await;
+    commit.reached().await;
+    killed.kill();
+    clock.set(-HOUR * 1_000);
+    let mut second = Member::new(&other.api(), &group, "second");
+    wait_until("the group is free again", async || second.beat().await.status == Status::Ok).await;
+    drop(commit);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_time_that_jumps_forward_gives_no_shard_away_that_is_still_read() {
     let clock = Clock::off_by(0);
@@ -208,6 +232,40 @@ async fn redis_time_that_jumps_forward_gives_no_shard_away_that_is_still_read() 
         apis[0].get(&format!("{}/assignments", monitored_path(&group))).await.json()["invariantViolations"],
         json!([])
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_time_that_jumps_forward_takes_no_shard_from_producers_whose_route_is_still_good() {
+    let cache = Duration::from_secs(4);
+    let clock = Clock::off_by(0);
+    let redis = RedisServer::start_with_clock(&clock);
+    let daemons = [(); 2].map(|()| {
+        let builder = Daemon::redis(&redis).lease(3_000, 30_000);
+        builder.set("producer", "routing-cache-ttl", "4s").set("producer", "publish-margin", "300ms").start()
+    });
+    let apis = daemons.each_ref().map(Daemon::api);
+    let stream = Stream::create(&apis[0], "orders", 4, &["a", "b"]).await;
+    let routes = Routes::seeded(&[&apis[0], &apis[1]], seed());
+    let crews = [Crew::new(&stream.groups[0], &routes), Crew::new(&stream.groups[1], &routes)];
+    let consumers = crews.each_ref().map(|crew| crew.start_many(2));
+    for (group, consumers) in stream.groups.iter().zip(&consumers) {
+        settle(&apis[0], group, consumers, 4).await;
+    }
+    let route = apis[1].get(&format!("{}/producer-routing", group_path(stream.group()))).await.success();
+    let told = Instant::now();
+    assert_eq!(route["routingCacheTtlMs"], 4_000);
+    wait_until("the count is changed", async || {
+        stream.try_scale(&scale_body(2)).await.status == StatusCode::ACCEPTED
+    })
+    .await;
+    clock.set(HOUR * 1_000);
+    wait_until("the removed shards are given up", async || {
+        let shown = apis[0].get(&format!("{}/migrations", monitored_path(stream.group()))).await.success();
+        let state = shown["migrations"][0]["state"].clone();
+        assert!(state == "ACTIVE" || told.elapsed() > cache, "{state} after {:?}", told.elapsed());
+        state == "DEPRECATED"
+    })
+    .await;
 }
 
 /// How often each has found that time had jumped.
