@@ -32,7 +32,7 @@ pub(super) async fn examine(
                 Ok(-1) => report.error(
                     "mutex.ttl",
                     key,
-                    "has no TTL: whoever it belongs to is blocked for ever",
+                    "has no TTL: a coordinator that comes by ends it within coordination.mutex-ttl; who does not know that is blocked for ever",
                     format!("DEL {key}"),
                 ),
                 Ok(_) => {}
