@@ -1,17 +1,13 @@
 //! The operator's tools on a Redis Cluster and behind sentinels (protocol 12): every server is looked at, every master is
 //! scanned, each key is found where it lies.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[allow(dead_code, reason = "each test binary uses its part of this module")]
-#[path = "support/redis_topologies/mod.rs"]
-mod redis_topologies;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redis_topologies::{Announced, ClusterSettings, RedisCluster, RedisSentinel};
 use rsc_protocol::GroupKey;
 use rsc_protocol::keys::{Keys, shard_key};
+use support::redis_topologies::{Announced, ClusterSettings, RedisCluster, RedisSentinel};
 use support::{Daemon, RedisServer, Tool, wait_until};
 
 fn tool(cluster: &RedisCluster) -> Tool {
