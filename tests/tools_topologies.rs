@@ -1,17 +1,13 @@
 //! The operator's tools on a Redis Cluster and behind sentinels (protocol 12): every server is looked at, every master is
 //! scanned, each key is found where it lies.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[allow(dead_code, reason = "each test binary uses its part of this module")]
-#[path = "support/redis_topologies/mod.rs"]
-mod redis_topologies;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redis_topologies::{Announced, ClusterSettings, RedisCluster, RedisSentinel};
 use rsc_protocol::GroupKey;
 use rsc_protocol::keys::{Keys, shard_key};
+use support::redis_topologies::{Announced, ClusterSettings, RedisCluster, RedisSentinel};
 use support::{Daemon, RedisServer, Tool, wait_until};
 
 fn tool(cluster: &RedisCluster) -> Tool {
@@ -31,6 +27,28 @@ fn masters_of(cluster: &RedisCluster, keys: impl Iterator<Item = String>) -> BTr
     keys.map(|key| cluster.master_of(&key)).collect()
 }
 
+/// Waits until every node tells of all others: of a replica it does once it has heard that it has something.
+async fn all_are_known(cluster: &RedisCluster) {
+    let mut empty: BTreeSet<usize> = cluster.masters().into_iter().collect();
+    for key in (0..).map(|number| format!("something:{number}")) {
+        if empty.remove(&cluster.master_of(&key)) {
+            cluster.command_for::<redis::Value>(&key, &["SET", &key, "x"]);
+        }
+        if empty.is_empty() {
+            break;
+        }
+    }
+    wait_until("all nodes tell of each other", async || {
+        let told = |index| {
+            let slots: redis::Value = cluster.command(index, &["CLUSTER", "SLOTS"]);
+            let slots = format!("{slots:?}");
+            cluster.indices().all(|other| slots.contains(&cluster.node(other).port().to_string()))
+        };
+        cluster.indices().all(told)
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_is_examined_repaired_and_restored_on_all_its_masters() {
     let cluster = RedisCluster::start();
@@ -47,17 +65,7 @@ async fn a_cluster_is_examined_repaired_and_restored_on_all_its_masters() {
         "on every master"
     );
 
-    // A node tells of a replica once it has heard that it has something.
-    wait_until("all nodes tell of each other", async || {
-        let told = |index| {
-            let slots: redis::Value = cluster.command(index, &["CLUSTER", "SLOTS"]);
-            cluster
-                .indices()
-                .all(|other| format!("{slots:?}").contains(&cluster.node(other).port().to_string()))
-        };
-        cluster.indices().all(told)
-    })
-    .await;
+    all_are_known(&cluster).await;
     let examined = tool(&cluster).doctor().await;
     assert_eq!(complaints(&examined), BTreeSet::new(), "{examined:#?}");
     examined.expect("connection", "ok", "6 servers known");
@@ -110,6 +118,7 @@ async fn what_is_wrong_with_single_nodes_is_named() {
     let daemon = Daemon::builder(&["--redis-mode", "cluster", "--redis-url", &cluster.urls()[0]]).start();
     daemon.api().create_stream("orders", 6).await;
     drop(daemon);
+    all_are_known(&cluster).await;
     let [.., master] = cluster.masters()[..] else { panic!() };
     let port = |index: usize| cluster.node(index).port().to_string();
     // A right that is missing on one master only.
