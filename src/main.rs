@@ -71,7 +71,7 @@ fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
         let is_configuration = error.is::<config::ConfigError>()
             || error.is::<tools::Unusable>()
             || error.is::<SettingsError>()
-            || error.is::<StoreError>();
+            || matches!(error.downcast_ref::<StoreError>(), Some(StoreError::Misconfigured(_)));
         if is_configuration { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::FAILURE }
     })
 }

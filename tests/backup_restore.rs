@@ -31,7 +31,7 @@ type Hash = BTreeMap<String, Vec<u8>>;
 impl Scene {
     async fn new() -> Self {
         let redis = RedisServer::start();
-        let daemon = Daemon::redis(&redis).long_lease().start();
+        let mut daemon = Daemon::redis(&redis).long_lease().start();
         let api = daemon.api();
         let body = json!({"initialShardCount": 4, "requestedBy": "test", "consumerGroups": ["a", "b"]});
         api.post("/coord/v1/streams/orders", &body).await.success();
@@ -41,6 +41,9 @@ impl Scene {
         let gone = api.create_stream("gone", 1).await;
         let body = json!({"requestedBy": "test", "reason": "test"});
         api.delete(&group_path(&gone), &body).await.success();
+        // Killed in a section it would leave a mutex behind, for longer than anybody here waits.
+        daemon.terminate();
+        daemon.wait_for_exit();
         Scene { redis, directory: tempfile::tempdir().unwrap(), a, b, gone }
     }
 

@@ -72,11 +72,11 @@ async fn who_is_out_of_reach_or_lets_nobody_in_is_the_only_finding() {
         examined.findings[0].clone()
     };
     let port = redis.port();
-    let wrong = only(&format!("redis://anna:geheim@127.0.0.1:{port}"), "authentication failed").await;
+    let wrong = only(&format!("redis://anna:geheim@127.0.0.1:{port}"), "wrong user or password").await;
     assert!(!format!("{wrong:?}").contains("geheim"), "{wrong:?}");
-    assert!(wrong.remedy.unwrap().contains("redis.password"));
+    assert!(wrong.message.contains("redis.password"), "{wrong:?}");
     redis.command::<()>(&["CONFIG", "SET", "requirepass", "secret"]).await;
-    assert!(only(&redis.url(), "NOAUTH").await.remedy.unwrap().contains("redis.password"));
+    assert!(only(&redis.url(), "NOAUTH").await.message.contains("redis.password"));
     redis.pause();
     only(&redis.url(), "did not answer").await;
     redis.resume();

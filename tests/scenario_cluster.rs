@@ -1,13 +1,12 @@
 //! Scenarios of a Redis Cluster: a group's master dies, slots move, and a stream is resharded over all nodes.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[path = "support/redis_topologies/mod.rs"]
-mod redis_topologies;
 mod support;
 
-use redis_topologies::RedisCluster;
 use rsc_protocol::keys::Keys;
 use rsc_protocol::resharding::MigrationState;
 use serde_json::json;
+use support::redis_topologies::RedisCluster;
 use support::{Crew, Daemon, DaemonBuilder, Routes, Stream, settle, wait_until};
 
 const LEASE_MS: u64 = 6_000;

@@ -1,4 +1,4 @@
-//! The scenario of a rolling update: a new coordinator starts, the old one is told to stop while it serves
+//! The scenarios of a rolling update: a new coordinator starts, the old one is told to stop, or killed, while it serves
 //! (protocol 9).
 
 mod support;
@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, HeartbeatResponse, Status};
-use support::{Api, Daemon, Member, RedisServer, beat_until_stable, wait_until};
+use support::{
+    Api, Consumer, Crew, Daemon, Member, Observer, Proxy, RedisServer, Routes, beat_until_stable,
+    monitored_path, seed, settle, wait_until,
+};
 use tokio::task::JoinSet;
 
 const TERMINATING: &str = "COORDINATOR_TERMINATING";
@@ -92,4 +95,95 @@ async fn rolling_update_under_load_answers_every_request_and_leaves_no_mutex() {
         }
         beat_until_stable(&new.api(), group, &mut of_group).await;
     }
+}
+
+/// Waits until this coordinator judges members: from now on it would expire whoever it takes for silent.
+async fn judges(api: &Api, group: &GroupKey) {
+    wait_until("it is in service", async || {
+        api.get(&format!("{}/actor", monitored_path(group))).await.success()["inService"] == true
+    })
+    .await;
+}
+
+/// Waits until every consumer has been told `OK` some times more.
+async fn are_heard(consumers: &[Consumer]) {
+    let heard: Vec<u64> = consumers.iter().map(|consumer| consumer.answers("OK")).collect();
+    wait_until("everybody is heard", async || {
+        consumers.iter().zip(&heard).all(|(consumer, heard)| consumer.answers("OK") > heard + 5)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rolling_updates_by_signal_and_by_kill_throw_nobody_out_and_move_no_shard() {
+    const SHARDS: usize = 24;
+    let redis = RedisServer::start();
+    let port = redis.port();
+    let proxies = [Proxy::to(port).await, Proxy::to(port).await, Proxy::to(port).await];
+    let start = |proxy: &Proxy| {
+        let builder = Daemon::builder(&["--redis-url", &proxy.redis_url()]).lease(4_000, 40_000);
+        tokio::task::block_in_place(|| builder.set("server", "shutdown-drain-delay", "500ms").start())
+    };
+    let mut running = start(&proxies[0]);
+    let group = running.api().create_stream("orders", 24).await;
+    let routes = Routes::seeded(&[&running.api()], seed());
+    let mut crew = Crew::new(&group, &routes);
+    crew.interval = Duration::from_millis(50);
+    crew.patience = Duration::from_secs(2);
+    let consumers = crew.start_many(6);
+    settle(&running.api(), &group, &consumers, SHARDS).await;
+    let moved_before = crew.journal.len();
+    let before = running.api().group(&group).await;
+    let targets = redis.aggregate(&group).await.unwrap()["targetAssignments"].clone();
+    let observer = Observer::start(&redis, &group).await;
+    judges(&running.api(), &group).await;
+
+    let mut never_sent = None;
+    for (is_killed, proxy) in [false, true].into_iter().zip(&proxies[1..]) {
+        let next = start(proxy);
+        routes.change(&[&running.api(), &next.api()]);
+        are_heard(&consumers).await;
+        if is_killed {
+            // In the middle of a section: its mutex stays until its time is over.
+            let mut commit = proxies[1].hold_next(&Keys::default().history(&group));
+            commit.reached().await;
+            running.kill();
+            never_sent = Some(commit);
+        } else {
+            running.terminate();
+            let old = running.api();
+            wait_until("the old one says so", async || {
+                let ready = old.try_send(old.request(reqwest::Method::GET, "/readyz")).await;
+                ready.is_ok_and(|answer| answer.status == 503)
+            })
+            .await;
+        }
+        // As a load balancer does it: a moment later.
+        are_heard(&consumers).await;
+        routes.change(&[&next.api()]);
+        if !is_killed {
+            assert_eq!(running.wait_for_exit().code(), Some(0), "{}", running.log());
+        }
+        running = next;
+        are_heard(&consumers).await;
+        judges(&running.api(), &group).await;
+        are_heard(&consumers).await;
+    }
+
+    drop(never_sent);
+    settle(&running.api(), &group, &consumers, SHARDS).await;
+    let after = running.api().group(&group).await;
+    assert_eq!((after.group_epoch, after.metadata_version), (before.group_epoch, before.metadata_version));
+    assert_eq!(redis.aggregate(&group).await.unwrap()["targetAssignments"], targets);
+    let observed = observer.stop().await;
+    assert_eq!(observed.replay.counts.len(), 0, "{observed:?}");
+    let known = ["OK", "RETRY", TERMINATING, "none"];
+    for consumer in consumers {
+        // Leaving would give its shards to the others.
+        let seen = consumer.crash().await;
+        assert!(seen.answers.keys().all(|answer| known.contains(&answer.as_str())), "{seen:?}");
+    }
+    crew.journal.expect_one_reader_at_a_time();
+    // Each has read what it read without a gap.
+    assert_eq!(crew.journal.len() - moved_before, SHARDS);
 }

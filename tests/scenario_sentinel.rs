@@ -1,10 +1,9 @@
 //! Scenarios of a Redis behind sentinels: the master dies under load, and what it had acknowledged is lost.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[path = "support/redis_topologies/mod.rs"]
-mod redis_topologies;
 mod support;
 
-use redis_topologies::{RedisSentinel, SentinelSettings};
+use support::redis_topologies::{RedisSentinel, SentinelSettings};
 use support::{Crew, Daemon, DaemonBuilder, Routes, settle, wait_until};
 
 const LEASE_MS: u64 = 6_000;

@@ -1,82 +1,23 @@
-//! Scenarios of two coordinators on one Redis that know nothing of each other but what is recorded.
+//! Scenarios of two coordinators on one Redis that know nothing of each other but what is recorded. Many at once, and
+//! members that choose at random: `scenario_many_coordinators`.
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rand::RngExt;
 use reqwest::StatusCode;
 use rsc_protocol::keys::Keys;
 use rsc_protocol::{GroupKey, Status};
 use serde_json::json;
 use support::{
-    Api, Crew, Daemon, Member, Observer, RedisServer, Routes, beat_until_stable, group_path, heartbeat,
-    monitored_path, settle, wait_until,
+    Api, Crew, Daemon, Member, RedisServer, Routes, beat_until_stable, group_path, heartbeat, monitored_path,
+    settle, wait_until,
 };
 
 /// Whether this coordinator has an actor for the group; `None` when it says that there is no such group.
 async fn is_served(api: &Api, group: &GroupKey) -> Option<bool> {
     let answer = api.get(&format!("{}/actor", monitored_path(group))).await;
     (answer.status != StatusCode::NOT_FOUND).then(|| answer.success()["running"] == true)
-}
-
-#[tokio::test]
-async fn twelve_members_that_come_go_and_crash_converge_through_two_coordinators() {
-    let redis = RedisServer::start();
-    let daemons = [
-        Daemon::redis(&redis).lease(1_500, 3_000).start(),
-        Daemon::redis(&redis).lease(1_500, 3_000).start(),
-    ];
-    let apis = daemons.each_ref().map(Daemon::api);
-    let group = apis[0].create_stream("orders", 30).await;
-    let routes = Routes::to(&[&apis[0], &apis[1]]);
-    let crew = Crew::new(&group, &routes);
-    let observer = Observer::start(&redis, &group).await;
-    let mut consumers = crew.start_many(12);
-    settle(&apis[0], &group, &consumers, 30).await;
-
-    let mut rng = rand::rng();
-    let mut going = Vec::new();
-    let churn = Instant::now();
-    let mut started = 12;
-    while churn.elapsed() < Duration::from_secs(6) {
-        let gone = consumers.swap_remove(rng.random_range(0..consumers.len()));
-        let id = gone.id().to_owned();
-        match rng.random_range(0..3) {
-            0 => going.push(tokio::spawn(gone.leave())),
-            1 => going.push(tokio::spawn(gone.crash())),
-            // Crashed and at once started again under the same name.
-            _ => {
-                gone.crash().await;
-                consumers.push(crew.start(&id));
-            }
-        }
-        if consumers.len() < 12 && rng.random_bool(0.7) || consumers.len() < 6 {
-            consumers.push(crew.start(&format!("m{started}")));
-            started += 1;
-        }
-        for api in &apis {
-            let shown = api.get(&format!("{}/assignments", monitored_path(&group))).await;
-            assert_eq!(shown.json()["invariantViolations"], json!([]), "{}", shown.json());
-        }
-        tokio::time::sleep(Duration::from_millis(rng.random_range(20..250))).await;
-    }
-    for gone in going {
-        gone.await.unwrap();
-    }
-    while consumers.len() < 12 {
-        consumers.push(crew.start(&format!("m{started}")));
-        started += 1;
-    }
-    for api in &apis {
-        settle(api, &group, &consumers, 30).await;
-    }
-    for consumer in consumers {
-        consumer.leave().await;
-    }
-    let observed = observer.stop().await;
-    assert!(observed.changes > 50, "{observed:?}");
-    crew.journal.expect_one_reader_at_a_time();
 }
 
 #[tokio::test]

@@ -1,12 +1,11 @@
 //! Scenarios of `redis.wait-replicas` (protocol 12): what replicas may not have is handed to nobody, and whoever reads goes
 //! on reading.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
-#[path = "support/redis_topologies/mod.rs"]
-mod redis_topologies;
 mod support;
 
-use redis_topologies::{RedisSentinel, SentinelSettings};
 use rsc_protocol::Status;
+use support::redis_topologies::{RedisSentinel, SentinelSettings};
 use support::{Api, Daemon, DaemonBuilder, Member, beat_until_stable, wait_until};
 
 fn daemon(redis: &RedisSentinel) -> DaemonBuilder {

@@ -2,16 +2,21 @@
 
 use std::collections::BTreeSet;
 
+use rsc_protocol::Timestamp;
 use rsc_protocol::admin::MemberState;
+use rsc_protocol::resharding::MigrationState;
 
 use crate::group::{HoldCause, RoutingCap};
 use crate::member::{Member, Termination};
 use crate::settings::millis;
-use crate::turn::Turn;
+use crate::turn::{Transition, Turn};
 use crate::{correction, holds, membership};
 
 /// Terminal members that a record remembers at most, whatever the retention.
 const TERMINAL_REMEMBERED: usize = 1_000;
+
+/// What the history calls it when a migration waits anew for producers, because Redis time jumped.
+const WAIT_ANEW: &str = "wait-anew";
 
 /// Expires live members whose lease is over, fences stuck drainers, prunes old terminal members, unless this
 /// instance has been out of service; keeps the recorded routing lease true (protocol 7).
@@ -36,6 +41,9 @@ pub(crate) fn run(turn: &mut Turn<'_>, loss_is_known: bool) {
     }
     correction::forget_starters(turn);
     correction::end_if_over(turn);
+    if !turn.context.may_grant {
+        wait_anew_for_producers(turn);
+    }
     keep_routing_lease(turn);
 }
 
@@ -99,6 +107,30 @@ fn beyond_memory(turn: &Turn<'_>) -> Vec<String> {
     let beyond = terminal.len().saturating_sub(TERMINAL_REMEMBERED);
     terminal.sort_unstable();
     terminal.into_iter().take(beyond).map(|(_, id)| id.clone()).collect()
+}
+
+/// Redis time jumped, and the instants from which producers' leases are counted have lost their meaning: a count that was
+/// handed out before may be in use for a whole lease from now on. What waits for that waits anew (protocol 2, 6, 7).
+fn wait_anew_for_producers(turn: &mut Turn<'_>) {
+    let now = turn.now;
+    // A jump is seen by every turn of one lease; not each of them has to write.
+    let tolerated = millis(turn.context.settings.member_lease_ttl_ms / 4);
+    let is_before_the_jump = |since: Timestamp| now.since(since) > tolerated;
+    if let Some(cap) = turn.group.routing_cap.as_mut().filter(|cap| is_before_the_jump(cap.since)) {
+        cap.since = now;
+        turn.structural = true;
+    }
+    let shard_count = turn.group.shard_count;
+    let running = turn.group.active_resharding_id.as_ref().and_then(|id| turn.group.migrations.get_mut(id));
+    // Once shards are being drained the wait is over; on the way back it begins with the former count.
+    let waiting = running
+        .filter(|it| matches!(it.state, MigrationState::Active | MigrationState::RollingBack))
+        .filter(|it| it.activated_at.is_some_and(is_before_the_jump));
+    let Some(migration) = waiting else { return };
+    migration.activated_at = Some(now);
+    let (resharding_id, state) = (migration.resharding_id.clone(), migration.state);
+    turn.note(Transition::MigrationStep { resharding_id, step: WAIT_ANEW, state, shard_count });
+    turn.move_version();
 }
 
 /// Raises the recorded routing lease before a longer one is handed out, and lowers it only once the longest one that may

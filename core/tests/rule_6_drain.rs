@@ -197,6 +197,32 @@ fn protocol_6_the_largest_cache_lease_that_was_handed_out_passes_first() {
     assert!(stream.drive().has_settled());
 }
 
+/// Found by a scenario: after an hour's jump draining began at once, while producers held routes they had just been given.
+#[test]
+fn protocol_6_redis_time_that_jumps_forward_does_not_shorten_the_wait() {
+    for jump in [3_600_000, CACHES / 2] {
+        let mut stream = Stream::new(3, &GROUPS);
+        let id = stream.scale(1);
+        stream.pass(1_000);
+        stream.pass(jump);
+        let jumped = stream.now;
+        stream.groups.iter_mut().for_each(|bench| bench.may_grant = false);
+        // Whoever drives does not know of it; each group's actor does.
+        if jump > CACHES {
+            let refused = stream.step_in(0, &id, MigrationStep::BeginDrain);
+            assert_eq!(refused, Err(ErrorCode::StateVersionConflict));
+        }
+        stream.groups.iter_mut().for_each(|bench| bench.tick());
+        stream.groups.iter_mut().for_each(|bench| bench.may_grant = true);
+        assert_eq!(stream.drive().wake_at, Some(jumped.plus(CACHES)), "after {jump} ms");
+        stream.pass(CACHES - 1);
+        stream.drive();
+        assert_eq!(stream.states(&id), [Some(MigrationState::Active); 2]);
+        stream.pass(1);
+        assert!(stream.drive().has_settled());
+    }
+}
+
 #[test]
 fn protocol_6_the_wait_begins_when_the_last_group_is_active() {
     let mut stream = Stream::new(3, &GROUPS);

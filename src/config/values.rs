@@ -99,6 +99,11 @@ impl RedisUrl {
         self.url.as_str()
     }
 
+    /// `host:port`.
+    pub(crate) fn address(&self) -> String {
+        self.connection.addr().to_string()
+    }
+
     /// Whether it asks for TLS.
     pub(crate) fn is_tls(&self) -> bool {
         self.url.scheme() == "rediss"

@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use rsc_core::Settings;
 use rsc_protocol::GroupKey;
 use rsc_protocol::keys::Keys;
-use rsc_store::{RedisStore, RedisTools};
+use rsc_store::{RedisStore, RedisTools, StoreError};
 use thiserror::Error;
 
 use crate::config::{Config, Loaded, StoreType};
@@ -83,22 +83,24 @@ impl Redis {
         }
         let keys = Keys::new(config.store.key_prefix.as_str()).context("store.key-prefix")?;
         let settings = wiring::redis_settings(&config, keys.clone(), INSTANCE);
-        let unusable = |error: rsc_store::SettingsError| Unusable(error.to_string());
-        let store = RedisStore::new(&settings).map_err(unusable)?;
-        let tools = RedisTools::new(&settings).map_err(unusable)?;
+        let (store, tools) = (RedisStore::new(&settings)?, RedisTools::new(&settings)?);
         let timing = wiring::coordinator_settings(&config, INSTANCE).timing;
         Ok(Redis { config, keys, timing, store, tools })
     }
 }
 
-/// Runs a tool on what is configured.
+/// Runs a tool on what is configured. That Redis does not answer or refuses is a failure; only a Redis that cannot be used
+/// as it is configured is bad configuration.
 fn run(
     loaded: Loaded,
     tool: impl AsyncFnOnce(&Redis) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let redis = Redis::of(loaded.config)?;
-    runtime.block_on(tool(&redis))
+    runtime.block_on(tool(&redis)).map_err(|error| match error.downcast_ref::<StoreError>() {
+        None | Some(StoreError::Misconfigured(_)) => error,
+        Some(failure) => anyhow::anyhow!("{failure}"),
+    })
 }
 
 /// Text that stays on its line, whatever somebody has called a key.

@@ -43,6 +43,7 @@ behaviour! {
         a_token_may_be_taken_over_and_no_other,
         the_taken_over_token_can_no_longer_commit,
         it_expires_by_itself with 60,
+        one_without_an_end_or_with_one_too_far_away_ends_in_time,
         taking_it_again_starts_its_ttl_anew,
         a_stranger_releases_nothing,
         renew_extends_only_the_holders,

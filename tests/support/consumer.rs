@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use reqwest::{Method, StatusCode};
 use rsc_protocol::admin::{GroupResponse, GroupState};
@@ -18,29 +20,36 @@ use super::api::{Api, encode, group_path, monitored_path};
 use super::journal::{Journal, Reading, monotonic_us};
 use super::member::Member;
 use super::records::Source;
+use super::replay::Versions;
 use super::wait::wait_until;
 
 /// The coordinators that consumers may talk to; each heartbeat goes to one of them at random. Clones are the
 /// same.
 #[derive(Clone)]
-pub(crate) struct Routes(Arc<Mutex<Vec<Api>>>);
+pub(crate) struct Routes(Arc<Mutex<(Vec<Api>, StdRng)>>);
 
 impl Routes {
     /// These coordinators.
     pub(crate) fn to(apis: &[&Api]) -> Self {
-        let routes = Routes(Arc::default());
+        Routes::seeded(apis, rand::random())
+    }
+
+    /// The same, and this seed decides which one is picked.
+    pub(crate) fn seeded(apis: &[&Api], seed: u64) -> Self {
+        let routes = Routes(Arc::new(Mutex::new((Vec::new(), StdRng::seed_from_u64(seed)))));
         routes.change(apis);
         routes
     }
 
     /// These from now on.
     pub(crate) fn change(&self, apis: &[&Api]) {
-        *self.0.lock().unwrap() = apis.iter().map(|&api| api.clone()).collect();
+        self.0.lock().unwrap().0 = apis.iter().map(|&api| api.clone()).collect();
     }
 
     /// One of them, at random.
     pub(crate) fn pick(&self) -> Api {
-        self.0.lock().unwrap().choose(&mut rand::rng()).unwrap().clone()
+        let (apis, chance) = &mut *self.0.lock().unwrap();
+        apis.choose(chance).unwrap().clone()
     }
 }
 
@@ -56,6 +65,8 @@ pub(crate) struct Crew {
     pub(crate) patience: Duration,
     /// What they read between heartbeats; `None`: they only say that they do.
     pub(crate) source: Option<Source>,
+    /// Where they compare what they are told; `None` where Redis may lose what they were told.
+    pub(crate) versions: Option<Versions>,
 }
 
 impl Crew {
@@ -68,6 +79,7 @@ impl Crew {
             interval: Duration::from_millis(100),
             patience: Duration::from_secs(5),
             source: None,
+            versions: None,
         }
     }
 
@@ -116,6 +128,8 @@ pub(crate) struct Seen {
     pub(crate) answers: BTreeMap<String, u64>,
     /// The longest time that an answer, whichever, took.
     pub(crate) slowest: Duration,
+    /// When last no answer came, or a refusal, in [`monotonic_us`].
+    pub(crate) failed_us: u64,
     /// Whether it drains nothing and its last answer was `OK`.
     pub(crate) settled: bool,
 }
@@ -291,9 +305,16 @@ impl Life {
             }
             Some(answer) => answer.json()["errorCode"].as_str().unwrap_or("no error code").to_owned(),
         };
+        let told = response.as_ref().filter(|response| response.status == Status::Ok);
+        if let (Some(versions), Some(told)) = (&self.crew.versions, told) {
+            versions.note(told.metadata_version, &told.metadata_token);
+        }
         let mut seen = self.seen.lock().unwrap();
         *seen.answers.entry(name).or_default() += 1;
         seen.slowest = seen.slowest.max(asked.elapsed());
+        if response.is_none() {
+            seen.failed_us = monotonic_us();
+        }
         response
     }
 

@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::api::Api;
+use super::clock::Clock;
 use super::redis_server::RedisServer;
 use super::wait::wait_until_blocking;
 
@@ -56,6 +57,12 @@ impl DaemonBuilder {
             .set("coordination", "mutex-acquire-timeout", &ms(lease_ms * 2 / 5))
             .set("redis", "connect-timeout", &ms(lease_ms * 3 / 10))
             .set("redis", "command-timeout", &ms(lease_ms * 3 / 10))
+    }
+
+    /// Its wall clock is this one.
+    pub(crate) fn clock(mut self, clock: &Clock) -> Self {
+        self.environment.extend(clock.environment());
+        self
     }
 
     /// Producers' caches that end quickly: 500 ms, and 300 ms for what is on its way.

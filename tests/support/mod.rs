@@ -13,6 +13,8 @@
 
 mod ambush;
 mod api;
+mod chance;
+mod clock;
 mod consumer;
 mod daemon;
 mod fleet;
@@ -26,6 +28,7 @@ mod raw;
 mod records;
 mod redis_server;
 pub(crate) mod redis_topologies;
+mod replay;
 mod scene;
 mod stream;
 mod tool;
@@ -33,6 +36,8 @@ mod wait;
 
 pub(crate) use ambush::{Ambush, AmbushProxy, Moment};
 pub(crate) use api::{Answer, Api, encode, group_path, monitored_path};
+pub(crate) use chance::seed;
+pub(crate) use clock::Clock;
 pub(crate) use consumer::{Consumer, Crew, Routes, Seen, settle};
 pub(crate) use daemon::{Daemon, DaemonBuilder};
 pub(crate) use fleet::Fleet;
@@ -41,10 +46,11 @@ pub(crate) use member::{Member, beat_until_stable, heartbeat};
 pub(crate) use observer::{Observed, Observer};
 pub(crate) use old_client::OldClient;
 pub(crate) use producer::{Produced, Producer, Refresh, Unpublished};
-pub(crate) use proxy::Proxy;
+pub(crate) use proxy::{Held, Proxy};
 pub(crate) use raw::{RawAnswer, RawConnection, heartbeat_unheard};
 pub(crate) use records::{Ledger, Record, Source};
 pub(crate) use redis_server::RedisServer;
+pub(crate) use replay::{Replay, Versions};
 pub(crate) use scene::Scene;
 pub(crate) use stream::{Stream, scale_body};
 pub(crate) use tool::{Examined, Finding, Run, Tool};

@@ -1,7 +1,7 @@
-//! Looks at a group's record in Redis again and again while others work on it, and checks what must hold of
+//! Looks at a group's record and history in Redis again and again while others work on it, and checks what must hold of
 //! every state and between any two.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -12,68 +12,92 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::redis_server::RedisServer;
+use super::replay::{Entries, Holder, Replay, Versions, entry};
 
 /// What a client can observe of a record (protocol 1: each change of it moves `metadataVersion`).
 #[derive(Clone, Debug, PartialEq)]
 struct Observable {
-    group_epoch: u64,
     assignment_epoch: u64,
     shard_count: u64,
     target: Value,
-    /// Live members, whether they are leaving, and what they hold.
-    members: BTreeMap<String, (bool, BTreeSet<u64>)>,
+    group_epoch: u64,
+    live: BTreeMap<String, Holder>,
 }
 
-fn shards(rows: &Value) -> impl Iterator<Item = u64> {
-    let index = |row: &Value| row["shardIndex"].as_u64().or_else(|| row["shard"]["shardIndex"].as_u64());
-    rows.as_array().into_iter().flatten().map(move |row| index(row).unwrap())
+/// One look, all of it at the same instant.
+struct Look {
+    aggregate: Value,
+    /// `revision`, `liveRevision`, `writeId`.
+    stamp: (u64, u64, String),
+    /// What has been appended to the history since the look before.
+    entries: Entries,
 }
 
-impl Observable {
-    fn of(aggregate: &Value) -> Self {
-        let number = |field: &str| aggregate[field].as_u64().unwrap();
-        let mut members = BTreeMap::new();
-        for (id, member) in aggregate["members"].as_object().unwrap() {
-            let state = member["state"].as_str().unwrap();
-            if matches!(state, "STARTING" | "ACTIVE" | "LEAVING") {
-                let rows = ["currentAssignment", "grantedAssignment", "revoking"];
-                let holding = rows.into_iter().flat_map(|field| shards(&member[field])).collect();
-                members.insert(id.clone(), (state == "LEAVING", holding));
-            }
-        }
+impl Look {
+    fn version(&self) -> u64 {
+        self.aggregate["metadataVersion"].as_u64().unwrap()
+    }
+
+    fn observable(&self) -> Observable {
+        let number = |field: &str| self.aggregate[field].as_u64().unwrap();
+        let record = Replay::from_record(&self.aggregate);
         Observable {
-            group_epoch: number("groupEpoch"),
             assignment_epoch: number("assignmentEpoch"),
             shard_count: number("shardCount"),
-            target: aggregate["targetAssignments"].clone(),
-            members,
+            target: self.aggregate["targetAssignments"].clone(),
+            group_epoch: record.group_epoch,
+            live: record.live,
         }
     }
 
     fn expect_one_holder_per_shard(&self) {
-        let mut holders: BTreeMap<u64, &str> = BTreeMap::new();
-        for (id, (_, holding)) in &self.members {
-            for &shard in holding {
-                if let Some(other) = holders.insert(shard, id) {
-                    panic!("shard {shard} is held by {other} and {id}: {self:?}");
+        let mut holders: BTreeMap<u64, String> = BTreeMap::new();
+        for (id, holder) in self.observable().live {
+            for shard in holder.shards {
+                if let Some(other) = holders.insert(shard, id.clone()) {
+                    panic!("shard {shard} is held by {other} and {id}: {}", self.aggregate);
                 }
             }
+        }
+    }
+
+    /// Each write has moved the numbers of protocol 2 by one, and none has gone back.
+    fn expect_follows(&self, before: &Look) {
+        let ((revision, live, id), (last_revision, last_live, last_id)) = (&self.stamp, &before.stamp);
+        assert_eq!(self.aggregate["storeRevision"].as_u64(), Some(*revision));
+        assert!(
+            revision >= last_revision && live >= last_live,
+            "{:?} came after {:?}",
+            self.stamp,
+            before.stamp
+        );
+        assert_eq!(live == last_live, id == last_id, "{:?} came after {:?}", self.stamp, before.stamp);
+        let (writes, structural) = (live - last_live, revision - last_revision);
+        assert!(structural <= writes, "{:?} came after {:?}", self.stamp, before.stamp);
+        let versions = self.version().checked_sub(before.version());
+        let versions = versions.unwrap_or_else(|| panic!("{} after {}", self.version(), before.version()));
+        assert!(versions <= structural, "{versions} versions in {structural} structural writes");
+        if versions == 0 {
+            assert_eq!(self.observable(), before.observable(), "at version {}", self.version());
         }
     }
 }
 
 /// What an observer has seen.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Observed {
     /// Records read.
     pub(crate) reads: usize,
-    /// Records that differed from the one before.
+    /// Versions that came up meanwhile.
     pub(crate) changes: usize,
+    /// What the history said meanwhile.
+    pub(crate) replay: Replay,
 }
 
 /// Watches one group until it is stopped.
 pub(crate) struct Observer {
     stop: watch::Sender<bool>,
+    versions: Versions,
     task: JoinHandle<Observed>,
 }
 
@@ -81,8 +105,15 @@ impl Observer {
     /// Begins to watch.
     pub(crate) async fn start(redis: &RedisServer, group: &GroupKey) -> Self {
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(observe(redis.connection().await, Keys::default().metadata(group), stopped));
-        Observer { stop, task }
+        let versions = Versions::default();
+        let connection = redis.connection().await;
+        let task = tokio::spawn(observe(connection, group.clone(), versions.clone(), stopped));
+        Observer { stop, versions, task }
+    }
+
+    /// The versions it has seen, to be compared with those that members are told.
+    pub(crate) fn versions(&self) -> Versions {
+        self.versions.clone()
     }
 
     /// Ends; fails when something was wrong in between.
@@ -93,26 +124,51 @@ impl Observer {
     }
 }
 
-async fn observe(mut redis: MultiplexedConnection, key: String, stopped: watch::Receiver<bool>) -> Observed {
+async fn observe(
+    mut redis: MultiplexedConnection,
+    group: GroupKey,
+    versions: Versions,
+    stopped: watch::Receiver<bool>,
+) -> Observed {
+    let keys = Keys::default();
+    let (metadata, history) = (keys.metadata(&group), keys.history(&group));
     let mut observed = Observed::default();
-    let mut last: Option<(u64, Observable)> = None;
-    while !*stopped.borrow() {
-        let text: String =
-            redis::cmd("HGET").arg(&key).arg("aggregate").query_async(&mut redis).await.unwrap();
-        let aggregate: Value = serde_json::from_str(&text).unwrap();
-        let version = aggregate["metadataVersion"].as_u64().unwrap();
-        let now = Observable::of(&aggregate);
+    let mut before: Option<Look> = None;
+    let mut newest = String::new();
+    let mut is_last = false;
+    while !is_last {
+        // What is stored when it is told to stop belongs to it.
+        is_last = *stopped.borrow();
+        let from = if newest.is_empty() { "-".to_owned() } else { format!("({newest}") };
+        let mut asked = redis::pipe();
+        asked.atomic().cmd("HMGET").arg(&metadata);
+        asked.arg(&["aggregate", "revision", "liveRevision", "writeId"]);
+        asked.cmd("XRANGE").arg(&history).arg(from).arg("+");
+        let ((text, revision, live, id), entries): ((String, u64, Option<u64>, String), Entries) =
+            asked.query_async(&mut redis).await.unwrap();
+        if let Some((id, _)) = entries.last() {
+            newest.clone_from(id);
+        }
+        let aggregate = serde_json::from_str(&text).unwrap();
+        let now = Look { aggregate, stamp: (revision, live.unwrap_or(0), id), entries };
         now.expect_one_holder_per_shard();
-        if let Some((last_version, before)) = &last {
-            assert!(version >= *last_version, "the version went back from {last_version} to {version}");
-            if now != *before {
-                observed.changes += 1;
-                assert!(version > *last_version, "at version {version}: {before:?} became {now:?}");
+        versions.note(now.version(), now.aggregate["metadataToken"].as_str().unwrap());
+        match &before {
+            None => observed.replay = Replay::from_record(&now.aggregate),
+            Some(before) => {
+                now.expect_follows(before);
+                for (_, fields) in &now.entries {
+                    observed.replay.apply(&entry(fields));
+                }
+                observed.replay.expect_is(&now.aggregate);
+                observed.changes += now.entries.len();
             }
         }
         observed.reads += 1;
-        last = Some((version, now));
+        before = Some(now);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    let recorded = observed.replay.version;
+    assert!(versions.highest() <= recorded, "{} was told, {recorded} is recorded", versions.highest());
     observed
 }

@@ -4,33 +4,59 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
-use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, FromRedisValue};
 use rsc_protocol::GroupKey;
 use rsc_protocol::keys::Keys;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::wait::wait_until_blocking;
+use super::clock::Clock;
+use super::wait::{DEADLINE, wait_until_blocking};
 
 /// A running server with nothing in it. It is killed, and its directory removed, when this is dropped.
 pub(crate) struct RedisServer {
     child: Child,
     directory: TempDir,
     port: u16,
+    options: Options,
+}
+
+/// How a server is started, also when it is started again.
+#[derive(Clone, Default)]
+struct Options {
+    /// Nothing is answered before it is on disk.
+    is_durable: bool,
+    environment: Vec<(String, String)>,
+    /// More arguments of the server.
     arguments: Vec<String>,
 }
 
 impl RedisServer {
     /// Starts a server on a free port and waits until it answers.
     pub(crate) fn start() -> Self {
-        RedisServer::start_with(&[])
+        RedisServer::start_as(&Options::default())
     }
 
     /// The same with more arguments, such as `--rename-command XACK ""`.
     pub(crate) fn start_with(arguments: &[&str]) -> Self {
+        let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        RedisServer::start_as(&Options { arguments, ..Options::default() })
+    }
+
+    /// One that has nothing forgotten after [`RedisServer::restart`] of what it has ever answered.
+    pub(crate) fn start_durable() -> Self {
+        RedisServer::start_as(&Options { is_durable: true, ..Options::default() })
+    }
+
+    /// One whose `TIME` is this clock's.
+    pub(crate) fn start_with_clock(clock: &Clock) -> Self {
+        RedisServer::start_as(&Options { environment: clock.environment(), ..Options::default() })
+    }
+
+    fn start_as(options: &Options) -> Self {
         // Between asking for a free port and using it somebody else may take it.
-        (0..10).find_map(|_| RedisServer::try_start_with(RedisServer::free_port(), arguments)).unwrap()
+        (0..10).find_map(|_| RedisServer::try_start_as(RedisServer::free_port(), options)).unwrap()
     }
 
     /// A port that was free a moment ago.
@@ -40,14 +66,14 @@ impl RedisServer {
 
     /// Starts a server on this port, or says that it could not be had.
     pub(crate) fn try_start(port: u16) -> Option<Self> {
-        RedisServer::try_start_with(port, &[])
+        RedisServer::try_start_as(port, &Options::default())
     }
 
-    fn try_start_with(port: u16, arguments: &[&str]) -> Option<Self> {
-        let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    fn try_start_as(port: u16, options: &Options) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
-        let mut child = spawn(port, &directory, &arguments);
-        answers(&mut child, port).then_some(RedisServer { child, directory, port, arguments })
+        let mut child = spawn(port, &directory, options);
+        let options = options.clone();
+        answers(&mut child, port).then_some(RedisServer { child, directory, port, options })
     }
 
     /// What follows `--redis-url`.
@@ -63,7 +89,11 @@ impl RedisServer {
     /// A connection of the test's own, to look into keys and to tamper with them.
     pub(crate) async fn connection(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        // A slow machine is not what a test is about.
+        let patient = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(DEADLINE))
+            .set_response_timeout(Some(DEADLINE));
+        client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
     }
 
     /// One field of a group's metadata, as stored.
@@ -121,8 +151,19 @@ impl RedisServer {
     /// Kills the server and starts an empty one on the same port.
     pub(crate) fn restart_empty(&mut self) {
         self.kill();
-        wait_until_blocking("the port of the killed server is free again", || {
-            let mut child = spawn(self.port, &self.directory, &self.arguments);
+        self.start_again();
+    }
+
+    /// Ends the server with this signal and starts it again with what it has on disk; returns once it answers.
+    pub(crate) fn restart(&mut self, signal: Signal) {
+        self.signal(signal);
+        wait_until_blocking("the server ends", || self.child.try_wait().unwrap());
+        self.start_again();
+    }
+
+    fn start_again(&mut self) {
+        wait_until_blocking("the port of the ended server is free again", || {
+            let mut child = spawn(self.port, &self.directory, &self.options);
             let up = answers(&mut child, self.port);
             self.child = child;
             up.then_some(())
@@ -146,21 +187,14 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(port: u16, directory: &TempDir, arguments: &[String]) -> Child {
+fn spawn(port: u16, directory: &TempDir, options: &Options) -> Child {
+    let append_only = if options.is_durable { "yes" } else { "no" };
     Command::new("redis-server")
-        .args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--dir",
-        ])
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+        .args(["--appendonly", append_only, "--appendfsync", "always", "--dir"])
         .arg(directory.path())
-        .args(arguments)
+        .envs(options.environment.iter().cloned())
+        .args(&options.arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

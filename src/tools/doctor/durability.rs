@@ -1,8 +1,11 @@
 //! Whether Redis keeps what it is told: eviction, persistence, replicas.
 
+use rsc_store::NodeRole;
+
 use super::addresses;
 use super::facts::{Info, Known, Server};
 use super::report::Report;
+use crate::tools::Redis;
 
 /// `maxmemory` and what happens there.
 pub(super) fn eviction(servers: &[Server], report: &mut Report) {
@@ -47,16 +50,25 @@ fn judge_memory(at: &str, info: &Info, policy: &str, report: &mut Report) {
 
 /// What a restart leaves.
 pub(super) fn persistence(servers: &[Server], report: &mut Report) {
+    let mut fine = Vec::new();
     for server in servers {
         let at = server.address();
         match &server.info {
             Err(why) => report.unknown("persistence", at, format!("INFO: {why}")),
-            Ok(info) => judge_persistence(at, info, &server.setting("save"), report),
+            Ok(info) => {
+                if judge_persistence(at, info, &server.setting("save"), report) {
+                    fine.push(server.clone());
+                }
+            }
         }
+    }
+    if !fine.is_empty() {
+        report.ok("persistence", addresses(&fine), "append-only file, and its last write succeeded");
     }
 }
 
-fn judge_persistence(at: &str, info: &Info, save: &Known<Option<&str>>, report: &mut Report) {
+/// Whether there is nothing to say.
+fn judge_persistence(at: &str, info: &Info, save: &Known<Option<&str>>, report: &mut Report) -> bool {
     const ID: &str = "persistence";
     let is_failing = |field: &str| info.get(field).is_some_and(|status| status != "ok");
     let mut failing = false;
@@ -74,14 +86,15 @@ fn judge_persistence(at: &str, info: &Info, save: &Known<Option<&str>>, report: 
         }
     }
     if failing {
-        return;
+        return false;
     }
-    let is_appending = match info.get("aof_enabled") {
-        None => return report.unknown(ID, at, "INFO does not tell aof_enabled"),
-        Some(enabled) => enabled == "1",
-    };
-    if is_appending {
-        return report.ok(ID, at, "append-only file, and its last write succeeded");
+    match info.get("aof_enabled") {
+        Some("1") => return true,
+        Some(_) => {}
+        None => {
+            report.unknown(ID, at, "INFO does not tell aof_enabled");
+            return false;
+        }
     }
     match save {
         Err(why) => {
@@ -102,23 +115,35 @@ fn judge_persistence(at: &str, info: &Info, save: &Known<Option<&str>>, report: 
             ),
         ),
     }
+    false
 }
 
-/// What a failover leaves: how many replicas a write must have reached.
-pub(super) fn replicas(servers: &[Server], report: &mut Report) {
-    for server in servers {
+/// What a failover leaves: how many replicas there are, and how many a write must have reached.
+pub(super) fn replicas(redis: &Redis, servers: &[Server], report: &mut Report) {
+    let awaited = u64::from(redis.config.redis.wait_replicas);
+    for server in servers.iter().filter(|server| server.node.role == NodeRole::Master) {
+        let at = server.address();
         let info = match &server.info {
             Ok(info) => info,
             Err(why) => {
-                report.unknown("replicas", server.address(), format!("INFO: {why}"));
+                report.unknown("replicas", at, format!("INFO: {why}"));
                 continue;
             }
         };
         let replicas = info.number("connected_slaves").unwrap_or(0);
+        if replicas < awaited {
+            report.error(
+                "replicas",
+                at,
+                format!(
+                    "redis.wait-replicas is {awaited}, and {replicas} are connected: nobody is handed a shard"
+                ),
+                "bring the replicas back, or lower redis.wait-replicas",
+            );
+        }
         if replicas == 0 {
             continue;
         }
-        let at = server.address();
         match server.setting("min-replicas-to-write") {
             Err(why) => report.unknown("replicas", at, format!("min-replicas-to-write: {why}")),
             Ok(Some("0") | None) => report.info(
@@ -149,14 +174,15 @@ mod tests {
     fn persistence_is_judged_by_what_fails_then_by_what_is_switched_on() {
         let judged = |info: &str, save: Known<Option<&str>>| {
             let mut report = Report::default();
-            judge_persistence("a:1", &Info::of(info), &save, &mut report);
+            let is_fine = judge_persistence("a:1", &Info::of(info), &save, &mut report);
+            assert_eq!(is_fine, report.findings.is_empty());
             levels(&report).into_iter().map(|(_, level)| level).collect::<Vec<_>>()
         };
         let off = "aof_enabled:0\nrdb_last_bgsave_status:ok\naof_last_write_status:ok\n";
         assert_eq!(judged(off, Ok(Some(""))), [Level::Warning]);
         assert_eq!(judged(off, Ok(Some("3600 1"))), [Level::Info]);
         assert_eq!(judged(off, Err("NOPERM".into())), [Level::Unknown]);
-        assert_eq!(judged("aof_enabled:1\naof_last_write_status:ok\n", Err("NOPERM".into())), [Level::Ok]);
+        assert_eq!(judged("aof_enabled:1\naof_last_write_status:ok\n", Err("NOPERM".into())), []);
         assert_eq!(judged("aof_enabled:1\naof_last_write_status:err\n", Ok(None)), [Level::Error]);
         assert_eq!(judged("aof_enabled:0\nrdb_last_bgsave_status:err\n", Ok(Some("60 1"))), [Level::Error]);
         assert_eq!(judged("", Ok(None)), [Level::Unknown]);

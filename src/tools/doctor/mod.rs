@@ -67,7 +67,7 @@ async fn examine(redis: &Redis) -> Report {
     let nodes = match redis.tools.nodes().await {
         Ok(nodes) => nodes,
         Err(error) => {
-            not_connected(redis, &error, &mut report);
+            not_connected(redis, &error, &mut report).await;
             return report;
         }
     };
@@ -75,20 +75,24 @@ async fn examine(redis: &Redis) -> Report {
     report.checked_at = redis.store.ping().await.ok();
     // A connection that breaks in the middle ends the examination: what follows would all say the same.
     if let Err(error) = examine_servers(redis, &nodes, &mut report).await {
-        not_connected(redis, &error, &mut report);
+        not_connected(redis, &error, &mut report).await;
     }
     report
 }
 
 async fn examine_servers(redis: &Redis, nodes: &[RedisNode], report: &mut Report) -> Result<(), StoreError> {
     let servers = announced(redis, nodes, report).await;
+    if servers.is_empty() {
+        // Nobody is left to ask.
+        return Ok(());
+    }
     let fits = server::mode(redis, &servers, report);
     server::roles(redis, &servers, report).await?;
     server::version(&servers, report);
     server::commands(redis, &servers, report).await?;
     durability::eviction(&servers, report);
     durability::persistence(&servers, report);
-    durability::replicas(&servers, report);
+    durability::replicas(redis, &servers, report);
     timeouts::of_servers(&servers, report);
     timeouts::of_configuration(redis, report);
     clock::examine(redis, &servers, report).await?;
@@ -99,7 +103,7 @@ async fn examine_servers(redis: &Redis, nodes: &[RedisNode], report: &mut Report
         }
         return Ok(());
     }
-    rights::examine(redis, report).await?;
+    rights::examine(redis, &servers, report).await?;
     let found = groups::examine(redis, report).await?;
     mutexes::examine(redis, &found, report).await?;
     shards::examine(redis, &found, report).await
@@ -130,19 +134,20 @@ async fn announced(redis: &Redis, nodes: &[RedisNode], report: &mut Report) -> V
     servers
 }
 
-/// No server, or none that lets this user in.
-fn not_connected(redis: &Redis, error: &StoreError, report: &mut Report) {
+/// No server, or none that lets this user in, or none of the configured kind.
+async fn not_connected(redis: &Redis, error: &StoreError, report: &mut Report) {
+    if matches!(error, StoreError::Misconfigured(_)) && server::mode_of_named(redis, report).await {
+        return;
+    }
     let remedy = match error {
         StoreError::Refused(text) => match text.split(' ').next().unwrap_or_default() {
-            "WRONGPASS" | "NOAUTH" => {
-                "correct redis.username and redis.password; the server's side is shown by ACL LIST"
-            }
             "NOPERM" => "give the user the rights that docs/operations.md lists",
             "LOADING" => "wait until the server has read its data",
-            _ => {
-                "correct redis.username and redis.password if it is about the login, else look at the server's log"
-            }
+            _ => "look at the server's log",
         },
+        StoreError::Misconfigured(text) if text.contains("redis.password") => {
+            "correct redis.username and redis.password; the server's side is shown by ACL LIST"
+        }
         StoreError::Misconfigured(_) => "correct the configuration; what is said names the key",
         StoreError::Unavailable(_) => {
             "start the server, or correct redis.urls; a firewall that drops packets looks the same"
@@ -160,6 +165,15 @@ fn urls(redis: &Redis) -> String {
 /// The addresses of servers.
 fn addresses(servers: &[Server]) -> String {
     super::few(&servers.iter().map(|server| server.address().to_owned()).collect::<Vec<_>>())
+}
+
+/// What several servers have in common, and which they are.
+fn grouped<'s>(rows: impl Iterator<Item = (&'s Server, String)>) -> Vec<(String, String)> {
+    let mut groups: std::collections::BTreeMap<String, Vec<Server>> = std::collections::BTreeMap::new();
+    for (server, what) in rows {
+        groups.entry(what).or_default().push(server.clone());
+    }
+    groups.into_iter().map(|(what, servers)| (addresses(&servers), what)).collect()
 }
 
 /// `1 server`, `2 servers`.

@@ -1,10 +1,10 @@
 //! What kind of server it is and what it can do.
 
-use rsc_store::{NodeRole, StoreError};
+use rsc_store::{NodeRole, RedisNode, StoreError};
 
-use super::facts::{Server, missing_commands, refusal};
+use super::facts::{Info, Server, missing_commands, refusal, text};
 use super::report::Report;
-use super::{addresses, mode_name};
+use super::{addresses, grouped, mode_name};
 use crate::config::RedisMode;
 use crate::tools::Redis;
 
@@ -74,6 +74,28 @@ pub(super) fn mode(redis: &Redis, servers: &[Server], report: &mut Report) -> bo
     fits
 }
 
+/// For when the configured kind of deployment cannot be found at all: which kind the named servers are. Returns whether
+/// that explains it.
+pub(super) async fn mode_of_named(redis: &Redis, report: &mut Report) -> bool {
+    let wanted = mode_name(redis.config.redis.mode);
+    let mut explains = false;
+    for url in &redis.config.redis.urls {
+        let node = RedisNode { address: url.address(), role: NodeRole::Master };
+        let Ok(answer) = redis.tools.on(&node, redis::cmd("INFO").arg("server")).await else { continue };
+        let info = text(&answer).map(|text| Info::of(&text)).unwrap_or_default();
+        if let Some(found) = info.mode().filter(|found| *found != wanted) {
+            explains = true;
+            report.error(
+                "mode",
+                &node.address,
+                format!("redis.mode is {wanted}, and this server runs as {found}"),
+                format!("set redis.mode to {found}, or correct redis.urls"),
+            );
+        }
+    }
+    explains
+}
+
 /// Whoever is written to takes writes.
 pub(super) async fn roles(redis: &Redis, servers: &[Server], report: &mut Report) -> Result<(), StoreError> {
     let mut masters = Vec::new();
@@ -113,14 +135,16 @@ pub(super) async fn roles(redis: &Redis, servers: &[Server], report: &mut Report
 
 /// Which server it is, for people; nothing is concluded from it.
 pub(super) fn version(servers: &[Server], report: &mut Report) {
+    let mut told = Vec::new();
     for server in servers {
-        match &server.info {
+        match server.info.as_ref().map(Info::version) {
             Err(why) => report.unknown("version", server.address(), format!("INFO: {why}")),
-            Ok(info) => match info.version() {
-                Some(version) => report.info("version", server.address(), version),
-                None => report.unknown("version", server.address(), "INFO does not tell it"),
-            },
+            Ok(None) => report.unknown("version", server.address(), "INFO does not tell it"),
+            Ok(Some(version)) => told.push((server, version)),
         }
+    }
+    for (addresses, version) in grouped(told.into_iter()) {
+        report.info("version", addresses, version);
     }
 }
 
@@ -131,9 +155,16 @@ pub(super) async fn commands(
     report: &mut Report,
 ) -> Result<(), StoreError> {
     let mark = report.mark();
+    let mut needed = NEEDED.to_vec();
+    if redis.config.redis.mode == RedisMode::Cluster {
+        needed.extend(["CLUSTER", "ASKING"]);
+    }
+    if redis.config.redis.wait_replicas > 0 {
+        needed.push("WAIT");
+    }
     for server in servers {
         let node = &server.node;
-        match missing_commands(redis, node, &NEEDED).await? {
+        match missing_commands(redis, node, &needed).await? {
             Err(why) => report.unknown("commands", server.address(), format!("COMMAND INFO: {why}")),
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => report.error(
@@ -147,6 +178,7 @@ pub(super) async fn commands(
     if report.is_clean_since(mark) {
         report.ok("commands", addresses(servers), "every command that the coordinator uses is there");
     }
+    let mut told = Vec::new();
     for server in servers {
         let node = &server.node;
         if let Ok(missing) = missing_commands(redis, node, &NEEDED_BY_CONSUMERS).await?
@@ -160,11 +192,14 @@ pub(super) async fn commands(
             );
         }
         if let Ok(missing) = missing_commands(redis, node, &OF_NEWER_SERVERS).await? {
-            let told = OF_NEWER_SERVERS.map(|command| {
+            let has = OF_NEWER_SERVERS.map(|command| {
                 format!("{command}: {}", if missing.contains(&command) { "no" } else { "yes" })
             });
-            report.info("commands.ack", server.address(), told.join(", "));
+            told.push((server, has.join(", ")));
         }
+    }
+    for (addresses, has) in grouped(told.into_iter()) {
+        report.info("commands.ack", addresses, has);
     }
     Ok(())
 }
@@ -189,7 +224,9 @@ mod tests {
             .filter(|word| word.chars().all(|it| it.is_ascii_uppercase() || "|\\".contains(it)))
             .map(|word| word.split(['|', '\\']).next().unwrap())
             .filter(|word| {
-                !["CLIENT", "MEMORY", "DELETE", "INFO", "ROLE", "CLUSTER", "ASKING", "WAIT"].contains(word)
+                // What is needed by some configurations only, or not at all.
+                let others = ["CLIENT", "INFO", "ROLE", "MEMORY", "DELETE", "CLUSTER", "ASKING", "WAIT"];
+                !others.contains(word)
             })
             .collect();
         assert_eq!(listed, BTreeSet::from(NEEDED));

@@ -169,6 +169,13 @@ impl MemoryStore {
         keyspace.expire_in(mutex, self.mutex_ttl_ms);
     }
 
+    /// Another's mutex ends no later than one that was taken now would, as the scripts have it.
+    fn shorten(&self, keyspace: &mut Keyspace, mutex: &str) {
+        if keyspace.ttl_ms(mutex).is_none_or(|left| left > self.mutex_ttl_ms) {
+            keyspace.expire_in(mutex, self.mutex_ttl_ms);
+        }
+    }
+
     fn append_history(&self, keyspace: &mut Keyspace, group: &GroupKey, write: &Write) {
         let Some(entry) = &write.history else { return };
         if !keyspace.append(&self.keys.history(group), entry, HISTORY_ENTRIES) {
@@ -200,6 +207,7 @@ impl MemoryStore {
             holder == token.as_str() || takeover.is_some_and(|takeover| holder == takeover.as_str())
         };
         if let Some(holder) = holder_of(&keyspace, &mutex)?.filter(|holder| !mine(holder)) {
+            self.shorten(&mut keyspace, &mutex);
             return Ok(Entered::Busy { holder });
         }
         self.take(&mut keyspace, &mutex, token);
@@ -379,8 +387,9 @@ impl GroupStore for MemoryStore {
         let mutex = self.keys.stream_mutex(stream_prefix);
         let (mut keyspace, _) = self.locked();
         let other = holder_of(&keyspace, &mutex)?.filter(|holder| holder != token.as_str());
-        if other.is_none() {
-            self.take(&mut keyspace, &mutex, token);
+        match other {
+            None => self.take(&mut keyspace, &mutex, token),
+            Some(_) => self.shorten(&mut keyspace, &mutex),
         }
         Ok(other)
     }

@@ -24,6 +24,17 @@ local function holder_of(mutex)
   return redis.call('GET', mutex)
 end
 
+-- Tells who holds the mutex that another one wants. One that would last longer than whoever asks may hold it is cut to that:
+-- Redis time has gone back since it was taken, or somebody set it without an end, and the group would wait as long. A
+-- holder that is alive renews it.
+local function busy(mutex, holder, ttl)
+  local left = redis.call('PTTL', mutex)
+  if left < 0 or left > tonumber(ttl) then
+    redis.pcall('PEXPIRE', mutex, ttl)
+  end
+  return { 'busy', holder }
+end
+
 -- Whether the hash has this stamp. Numbers are compared as texts: Lua's would lose digits above 2^53.
 local function has_stamp(metadata, revision, live_revision, write_id)
   local stored = redis.call('HMGET', metadata, 'revision', 'liveRevision', 'writeId')

@@ -7,7 +7,7 @@ if foreign then
   return { 'mutex_type', foreign }
 end
 if holder and holder ~= ARGV[1] and (ARGV[2] == '' or holder ~= ARGV[2]) then
-  return { 'busy', holder }
+  return busy(KEYS[2], holder, ARGV[3])
 end
 
 local time = redis.call('TIME')

@@ -6,7 +6,7 @@ if foreign then
   return { 'mutex_type', foreign }
 end
 if holder and holder ~= ARGV[1] then
-  return { 'busy', holder }
+  return busy(KEYS[1], holder, ARGV[2])
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return { 'locked' }

@@ -62,6 +62,37 @@ pub(crate) async fn it_expires_by_itself(world: &World) {
     assert!(matches!(late, Outcome::Conflict(Conflict::MutexLost)), "{late:?}");
 }
 
+/// Set by hand, or taken before Redis time went back: nobody would get in for as long.
+pub(crate) async fn one_without_an_end_or_with_one_too_far_away_ends_in_time(world: &World) {
+    let group = group("orders");
+    created(&*world.store, &group).await;
+    let (of_group, of_stream) = (world.keys.mutex(&group), world.keys.stream_mutex("orders"));
+    let stranger = token();
+    let ask = async || {
+        let entered = world.store.enter(&group, &stranger, None, None).await.unwrap();
+        assert_eq!(entered, Entered::Busy { holder: "other".to_owned() });
+        let holder = world.store.lock_stream("orders", &stranger).await.unwrap();
+        assert_eq!(holder.as_deref(), Some("other"));
+    };
+    for key in [&of_group, &of_stream] {
+        world.put_text(key, "other");
+    }
+    ask().await;
+    for key in [&of_group, &of_stream] {
+        assert!(is_long(world.ttl_ms(key)), "it had no end");
+        world.expire_in(key, Duration::from_secs(3_600));
+    }
+    ask().await;
+    for key in [&of_group, &of_stream] {
+        assert!(world.ttl_ms(key).is_some_and(|left| left <= 600_000), "it had an hour");
+        world.expire_in(key, SHORT);
+    }
+    ask().await;
+    for key in [&of_group, &of_stream] {
+        assert!(!is_long(world.ttl_ms(key)), "asking prolongs nothing");
+    }
+}
+
 pub(crate) async fn taking_it_again_starts_its_ttl_anew(world: &World) {
     let group = group("orders");
     created(&*world.store, &group).await;
