@@ -365,7 +365,8 @@ impl Killer {
                 self.kill_client(Fault::ClientRestarted);
             }
             self.something_is_acknowledged().await;
-            let time = self.ms(0..1_200);
+            // Long enough for shards to be handed over.
+            let time = self.ms(0..2_500);
             sleep(time).await;
         }
         self.note(fault);

@@ -65,6 +65,7 @@ fn safety(text: &mut String, outcome: &Outcome<'_>) {
     let nobody_left =
         verdict.lost.iter().filter(|lost| lost.noticed_after_us.is_none() && lost.nobody_left).count();
     let unnoticed = verdict.lost.len() - noticed.len() - nobody_left;
+    let lost_grants: usize = verdict.lost.iter().map(|lost| lost.told.grants).sum();
     let in_vain = verdict.lost.iter().filter(|lost| lost.loss == Loss::ByReplacedMaster).count();
     let anew = lineage.rounds.iter().filter(|round| round.is_anew).count();
     let reread = |excuse: Option<Excuse>| {
@@ -81,7 +82,7 @@ fn safety(text: &mut String, outcome: &Outcome<'_>) {
         text,
         "| writes to the record | {}, lost {} at {with_loss} of {} failovers |\n\
          | transitions acknowledged to clients | {}, with {} grants |\n\
-         | of these lost by failover | {} ({in_vain} written to a master that had been replaced) |\n\
+         | of these lost by failover | {}, with {lost_grants} grants ({in_vain} written to a master that had been replaced) |\n\
          | lost, and seen by a correction round | {}, {} after the new master's first write |\n\
          | lost, and nobody who knew of it spoke again | {nobody_left} |\n\
          | **lost, and not noticed** | **{unnoticed}** |\n\
