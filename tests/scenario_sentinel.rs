@@ -1,5 +1,4 @@
 //! Scenarios of a Redis behind sentinels: the master dies under load, and what it had acknowledged is lost.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
