@@ -1,5 +1,4 @@
 //! Scenarios of a Redis Cluster: a group's master dies, slots move, and a stream is resharded over all nodes.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 

@@ -1,6 +1,5 @@
 //! Scenarios of `redis.wait-replicas` (protocol 12): what replicas may not have is handed to nobody, and whoever reads goes
 //! on reading.
-#![expect(clippy::unwrap_used, reason = "the helpers of a test fail like the test")]
 
 mod support;
 
