@@ -118,8 +118,12 @@ async fn what_goes_wrong_later_degrades_and_heals() {
     let answer = api.try_heartbeat(&group, &heartbeat("o")).await;
     answer.expect_error(ErrorCode::RedisUnavailable);
     assert!(daemon.log().contains("maxmemory"), "{}", daemon.log());
+    let health = api.get("/coord/v1/monitoring/health").await.success();
+    assert_eq!(health["status"], "DEGRADED", "{health}");
+    assert!(health["reason"].as_str().unwrap().contains("maxmemory"), "{health}");
     command(&redis, &["CONFIG", "SET", "maxmemory", "0"]).await;
     assert_eq!(api.heartbeat(&group, &heartbeat("o")).await.status, rsc_protocol::Status::Ok);
+    assert_eq!(api.get("/coord/v1/monitoring/health").await.success()["status"], "UP");
 
     // The master becomes a replica of nobody that is there, and a master again.
     command(&redis, &["REPLICAOF", "127.0.0.1", "1"]).await;

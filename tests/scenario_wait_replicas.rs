@@ -84,3 +84,52 @@ async fn nobody_starts_a_shard_that_replicas_may_not_know_of() {
         assert_eq!(health(&daemon.api()).await["status"], "UP");
     }
 }
+
+/// Found by an attacker: waits for a replica that is away held up the lease renewals of all groups.
+#[tokio::test]
+async fn a_dead_replica_holds_up_no_lease_of_many_groups() {
+    let redis = RedisSentinel::start_with(SentinelSettings {
+        replicas: 1,
+        down_after_ms: 60_000,
+        ..Default::default()
+    });
+    let daemon = daemon(&redis).start();
+    let api = daemon.api();
+    let mut members = Vec::new();
+    for number in 0..24 {
+        let group = api.create_stream(&format!("orders{number}"), 4).await;
+        let mut one = vec![Member::new(&api, &group, "a")];
+        beat_until_stable(&api, &group, &mut one).await;
+        members.append(&mut one);
+    }
+    redis.cut_replication();
+    let joining: Vec<Member> = members.iter().map(|member| Member::new(&api, member.group(), "b")).collect();
+    let all = members.into_iter().chain(joining);
+    let beating = all.map(|mut member| {
+        tokio::spawn(async move {
+            for _ in 0..4 {
+                assert_eq!(member.beat().await.status, Status::Ok);
+            }
+            (member.id().to_owned(), member.owned.len())
+        })
+    });
+    for beaten in beating.collect::<Vec<_>>() {
+        let (id, owned) = beaten.await.unwrap();
+        // Who reads gives two back, who joins gets nothing.
+        assert_eq!(owned, if id == "a" { 2 } else { 0 });
+    }
+    assert!(!daemon.log().contains("the answer to a commit was lost"), "{}", daemon.log());
+    // Whoever joins starts with nothing, whatever it claims to read.
+    let group = rsc_protocol::GroupKey::new("orders0", "orders0").unwrap();
+    let mut claims = support::heartbeat("c");
+    claims.owned_shards = (0..4).map(|shard_index| rsc_protocol::ShardRef { shard_index }).collect();
+    let answer = api.heartbeat(&group, &claims).await;
+    assert!(answer.assignment.assigned_shards.is_empty(), "{answer:?}");
+    let body = serde_json::json!({"requestedBy": "test", "reason": "test", "force": true});
+    for number in 0..24 {
+        let group =
+            rsc_protocol::GroupKey::new(format!("orders{number}"), format!("orders{number}")).unwrap();
+        api.delete(&support::group_path(&group), &body).await.success();
+    }
+    assert_eq!(health(&api).await["unreplicatedGroups"], 0, "deleted groups are nobody's trouble");
+}

@@ -30,6 +30,7 @@ use crate::submit::submit;
 use crate::supervisor::{Supervisor, SupervisorLink};
 use crate::watchdog::Watchdog;
 use crate::workers::Workers;
+use crate::write_trouble::WriteTrouble;
 
 /// How long the answer of a ping is good for.
 const PING_CACHE: Duration = Duration::from_millis(500);
@@ -73,12 +74,19 @@ impl Coordinator {
             resharding: Resharding::default(),
             stream_reads: StreamReads::default(),
             unreplicated: Unreplicated::default(),
+            write_trouble: WriteTrouble::default(),
             started: now,
             #[cfg(test)]
             hooks: crate::tests::Hooks::default(),
         });
         Supervisor::start_on(&shared);
         Coordinator { shared, ping: Arc::default() }
+    }
+
+    /// What redis refused the last commit of this process with; `None`: it did not, or nothing was tried for a lease.
+    #[must_use]
+    pub fn write_trouble(&self) -> Option<String> {
+        self.shared.write_trouble.recent(self.shared.lease())
     }
 
     /// How many groups of this process have commits that too few replicas have (`redis.wait-replicas`).

@@ -24,6 +24,7 @@ pub(crate) fn context(shared: &Shared, memory: &Memory, now: Timestamp) -> Conte
         settings: shared.settings.timing.clone(),
         may_expire: memory.watch.may_expire(at),
         may_grant: memory.watch.may_grant(at),
+        may_hand_out: !memory.replicas_are_short,
         metadata_token: Shared::metadata_token(),
         routing_ttl_age_ms: shared.routing_ttl_age_ms(),
     }

@@ -68,6 +68,7 @@ pub(crate) async fn run(
             Ok(Attempt::Deleted(snapshot)) => {
                 forget_in_index(bench).await;
                 tell(bench, request);
+                bench.shared.unreplicated.forget(bench.group);
                 return (After::Deleted, Ok(Answered::Deleted(Box::new(snapshot))));
             }
             Ok(Attempt::Replaced(snapshot)) => {
@@ -81,6 +82,7 @@ pub(crate) async fn run(
             (Stop::Refused(refusal), _) => (After::Continue, Err(refusal)),
             (Stop::Gone(reason), _) => {
                 memory.forget_group();
+                bench.shared.unreplicated.forget(bench.group);
                 (After::Gone(reason), Err(Refusal::not_found(bench.group)))
             }
             (Stop::Failed(Failure::Busy), Some((_, error))) => fail(bench, Failure::Store(error)),

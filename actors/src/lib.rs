@@ -76,6 +76,7 @@ mod supervisor;
 mod turn;
 mod watchdog;
 mod workers;
+mod write_trouble;
 
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,8 @@ pub(crate) struct Memory {
     pub(crate) clock: Option<(Timestamp, Instant)>,
     /// Replicas may not have what is stored: somebody else has written it, or they have not said so in time.
     pub(crate) maybe_unreplicated: bool,
+    /// They have not said so in time when they were last waited for.
+    pub(crate) replicas_are_short: bool,
     /// How far Redis time was behind the record in the last turn, in milliseconds, if that is worth telling.
     pub(crate) redis_is_behind: Option<i64>,
 }
@@ -48,6 +50,7 @@ impl Memory {
             lost_writes: None,
             clock: None,
             maybe_unreplicated: true,
+            replicas_are_short: false,
             redis_is_behind: None,
         }
     }

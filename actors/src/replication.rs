@@ -36,6 +36,14 @@ impl Unreplicated {
         }
     }
 
+    /// The group is gone, or somebody else's.
+    pub(crate) fn forget(&self, group: &GroupKey) {
+        let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if groups.remove(group).is_some() {
+            meter::unreplicated_groups(groups.len());
+        }
+    }
+
     /// Their number.
     pub(crate) fn count(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -78,6 +86,15 @@ fn starts(request: &HeartbeatRequest, response: &HeartbeatResponse) -> Vec<u32> 
     if response.status != Status::Ok {
         return Vec::new();
     }
-    let assigned = response.assignment.assigned_shards.iter().map(|shard| shard.shard_index);
-    assigned.filter(|shard| !request.owned_shards.iter().any(|owned| owned.shard_index == *shard)).collect()
+    // Who joins starts with nothing, whatever it says.
+    let reads = |shard: u32| {
+        request.member_epoch > 0 && request.owned_shards.iter().any(|owned| owned.shard_index == shard)
+    };
+    response
+        .assignment
+        .assigned_shards
+        .iter()
+        .map(|it| it.shard_index)
+        .filter(|shard| !reads(*shard))
+        .collect()
 }

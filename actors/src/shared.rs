@@ -14,6 +14,7 @@ use crate::stream_reads::StreamReads;
 use crate::supervisor::SupervisorLink;
 use crate::watchdog::Watchdog;
 use crate::workers::Workers;
+use crate::write_trouble::WriteTrouble;
 
 /// One coordinator's insides.
 pub(crate) struct Shared {
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) resharding: Resharding,
     pub(crate) stream_reads: StreamReads,
     pub(crate) unreplicated: Unreplicated,
+    pub(crate) write_trouble: WriteTrouble,
     pub(crate) started: Instant,
     /// Lets tests make a decision or an actor panic.
     #[cfg(test)]

@@ -178,6 +178,7 @@ async fn run_batch(
             }
             Attempt::Gone(reason) => {
                 memory.forget_group();
+                bench.shared.unreplicated.forget(bench.group);
                 let replies = batch.fail(&Failure::NoGroup(reason), bench);
                 return (After::Gone(reason), replies);
             }
@@ -284,7 +285,11 @@ async fn attempt(
         bench.leave(memory, token).await;
         return Attempt::Done(Decided::of(decision).1);
     };
-    let must_wait = waits && (memory.maybe_unreplicated || write.kind != WriteKind::LeaseOnly);
+    // While they are known to be short each commit looks whether they are back.
+    let must_wait = waits
+        && (write.kind != WriteKind::LeaseOnly
+            || memory.replicas_are_short
+            || (memory.maybe_unreplicated && some_start(&batch.requests, &decision.replies)));
     let store = &bench.shared.store;
     let (outcome, shortfall) = match bench.renew_if_late(&token, since).await {
         Some(not_sent) => (not_sent, None),
@@ -295,12 +300,14 @@ async fn attempt(
         Outcome::Applied(stamp) => {
             if must_wait {
                 memory.maybe_unreplicated = shortfall.is_some();
+                memory.replicas_are_short = shortfall.is_some();
                 bench.shared.unreplicated.note(bench.group, shortfall);
                 if shortfall.is_some() {
                     withhold(&batch.requests, &mut decision.replies);
                 }
             }
             meter::committed("applied");
+            bench.shared.write_trouble.clear();
             memory.watch.committed(Instant::now(), &stamp);
             memory.lost_writes = None;
             tally.committed_at = Some(now);
@@ -323,6 +330,7 @@ async fn attempt(
         }
         Outcome::NotApplied(error) => {
             meter::committed("not_applied");
+            bench.shared.write_trouble.note(&error);
             tracing::debug!(group = %bench.group, %error, "the commit was refused, or could not be sent");
             memory.known = Some(known);
             // The mutex may still be ours. A server that answers takes it back; one that does not, later.

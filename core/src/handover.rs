@@ -13,6 +13,7 @@ use crate::{assignment, correction, lost_claims};
 /// Whether `shard` could be granted to `id` now: its target, held by nobody else, not on hold.
 pub(crate) fn is_grantable(turn: &Turn<'_>, id: &str, shard: u32) -> bool {
     turn.context.may_grant
+        && turn.context.may_hand_out
         && turn.group.grants_from.is_none_or(|from| turn.now >= from)
         && !correction::is_on(turn)
         && turn.group.targets.get(id).is_some_and(|target| target.contains(shard))
@@ -104,7 +105,10 @@ pub(crate) fn grant(turn: &mut Turn<'_>, id: &str) -> Entitlement {
         // An entry that an answer has left out since is granted anew: the member was told to drain it.
         let (allowed, anew) = match grant {
             Some(grant) if !grant.left_out || planted!(LeftOutGrantKeepsItsStamp) => (true, false),
-            Some(_) => (turn.context.may_grant && !turn.group.is_on_hold(shard, turn.now), true),
+            Some(_) => {
+                let may = turn.context.may_grant && turn.context.may_hand_out;
+                (may && !turn.group.is_on_hold(shard, turn.now), true)
+            }
             None if is_reading || member.holds(shard) => (true, true),
             None => (is_grantable(turn, id, shard), true),
         };

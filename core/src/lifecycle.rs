@@ -159,6 +159,7 @@ pub fn restore(loaded: Loaded, now: Timestamp, observed_metadata_version: u64) -
         settings: Settings::default(),
         may_expire: false,
         may_grant: false,
+        may_hand_out: false,
         metadata_token: String::new(),
         routing_ttl_age_ms: 0,
     };

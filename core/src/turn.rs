@@ -23,6 +23,9 @@ pub struct Context {
     pub may_expire: bool,
     /// Redis time has not jumped within the last lease: new grants may be made (protocol 2).
     pub may_grant: bool,
+    /// Nothing but time may be waited for: replicas have what was recorded (protocol 12, `wait-replicas`). Without it
+    /// nothing new is handed out, and everything else goes on.
+    pub may_hand_out: bool,
     /// The `metadataToken` to use if the version moves in this turn: random, drawn for this turn.
     pub metadata_token: String,
     /// How long this instance has used its present routing cache lease, in milliseconds (protocol 7).

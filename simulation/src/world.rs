@@ -239,6 +239,7 @@ impl World {
             settings: self.timing.core.clone(),
             may_expire,
             may_grant,
+            may_hand_out: true,
             metadata_token: format!("t{}", self.tokens),
             routing_ttl_age_ms: 0,
         }

@@ -145,6 +145,7 @@ impl World {
             settings: self.settings.clone(),
             may_expire: state.steps >= state.judges_from,
             may_grant: true,
+            may_hand_out: true,
             metadata_token: format!("t{}", state.writes),
             routing_ttl_age_ms: 0,
         };

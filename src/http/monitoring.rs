@@ -102,6 +102,7 @@ pub(super) async fn health(state: Data<ServerState>) -> HttpResponse {
             )
         })
     });
+    let trouble = trouble.or_else(|| coordinator.write_trouble());
     let (status, reason) = if coordinator.is_terminating() {
         (HealthStatus::Terminating, Some("this instance is shutting down".to_owned()))
     } else if let Some(trouble) = trouble.or(ready.err().map(|error| error.message().to_owned())) {

@@ -138,6 +138,12 @@ pub(crate) fn run(loaded: Loaded, arguments: &RestoreArguments) -> anyhow::Resul
             });
             crate::print(&format!("{document:#}\n"))?;
         }
+        if done.is_empty() {
+            anyhow::bail!(
+                "{shown}: nothing in it is asked for, nothing was done: see --stream-prefix and --consumer-group, and what is \
+                 in the file"
+            );
+        }
         let has_trouble = done.iter().any(|one| one.outcome.is_trouble());
         Ok(if has_trouble { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })

@@ -35,6 +35,7 @@ pub struct Bench {
     pub settings: Settings,
     pub may_expire: bool,
     pub may_grant: bool,
+    pub may_hand_out: bool,
     pub routing_ttl_age_ms: u64,
     turns: u64,
     requests: u64,
@@ -65,6 +66,7 @@ impl Bench {
             settings,
             may_expire: true,
             may_grant: true,
+            may_hand_out: true,
             routing_ttl_age_ms: 0,
             turns: 0,
             requests: 0,
@@ -113,6 +115,7 @@ impl Bench {
             settings: self.settings.clone(),
             may_expire: self.may_expire,
             may_grant: self.may_grant,
+            may_hand_out: self.may_hand_out,
             metadata_token: format!("token-{}", self.turns),
             routing_ttl_age_ms: self.routing_ttl_age_ms,
         };

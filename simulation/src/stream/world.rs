@@ -336,6 +336,7 @@ impl StreamWorld {
             settings: self.shape.timing.core.clone(),
             may_expire,
             may_grant,
+            may_hand_out: true,
             metadata_token: format!("t{}", self.tokens),
             routing_ttl_age_ms: 0,
         }

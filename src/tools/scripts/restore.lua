@@ -14,13 +14,17 @@ if redis.call('TYPE', KEYS[2]).ok ~= 'string' or redis.call('GET', KEYS[2]) ~= A
   return { 'mutex_lost' }
 end
 local kind = redis.call('TYPE', KEYS[1]).ok
+-- Asked before anything is written.
+local history = redis.call('TYPE', KEYS[4]).ok
 if kind ~= ARGV[2] then
+  redis.pcall('DEL', KEYS[2])
   return { 'moved', kind }
 end
 if kind == 'hash' then
   local stored = redis.call('HMGET', KEYS[1], 'revision', 'liveRevision', 'writeId')
   for at = 1, 3 do
     if (stored[at] or '') ~= ARGV[2 + at] then
+      redis.pcall('DEL', KEYS[2])
       return { 'moved', kind }
     end
   end
@@ -40,7 +44,7 @@ end
 redis.pcall('PERSIST', KEYS[1])
 -- The record lives: a tombstone beside it would make its loss pass for a deletion.
 redis.pcall('DEL', KEYS[3])
-if last_entry > last_set and redis.call('TYPE', KEYS[4]).ok == 'none' then
+if last_entry > last_set and history == 'none' then
   for at = last_set + 1, last_entry, 2 do
     redis.pcall('XADD', KEYS[4], ARGV[at], 'entry', ARGV[at + 1])
   end

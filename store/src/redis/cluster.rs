@@ -113,7 +113,10 @@ impl Cluster {
                 }
                 Next::Look => {
                     let seen = self.table().generation;
-                    let looked = timeout_at(deadline, self.look(seen)).await;
+                    // It goes on when this request's time is over: the next one profits.
+                    let cluster = Arc::clone(self);
+                    let look = self.dialer.runtime.spawn(async move { cluster.look(seen).await });
+                    let looked = timeout_at(deadline, look).await.map(|joined| joined.unwrap_or(Ok(())));
                     let owner = self.table().owner(slot);
                     match owner {
                         Some(owner) if matches!(looked, Ok(Ok(()))) && owner != to => {
@@ -259,6 +262,12 @@ impl Cluster {
         masters.iter().map(|address| ((*address).clone(), true)).chain(others).collect()
     }
 
+    /// The node that has a key, as far as is known.
+    pub(super) fn known_node(&self, key: &str) -> Option<Arc<Node>> {
+        let owner = self.table().owner(key_slot(key))?;
+        Some(self.node(&owner))
+    }
+
     /// The connections to a node.
     pub(super) fn node(&self, address: &Address) -> Arc<Node> {
         if let Some(node) = self.table().nodes.get(address) {
@@ -317,8 +326,8 @@ impl Cluster {
                 _ => return Next::Keep,
             },
             Err(Failure::Refused(refusal)) => refusal,
-            Err(Failure::NotSent(StoreError::Unavailable(_))) => return Next::Look,
-            Err(Failure::NotSent(_)) => return Next::Keep,
+            // Another server may have its address by now, with another login, or of another kind.
+            Err(Failure::NotSent(_)) => return Next::Look,
             Err(Failure::Unknown(_)) => {
                 self.look_soon(asked);
                 return Next::Keep;
@@ -335,7 +344,8 @@ impl Cluster {
                 Next::Go { to, asking }
             }
             "TRYAGAIN" => Next::Wait,
-            "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" => Next::Look,
+            // A former master that starts again refuses for as long as it loads.
+            "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "LOADING" => Next::Look,
             _ => Next::Keep,
         }
     }

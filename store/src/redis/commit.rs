@@ -1,5 +1,7 @@
 //! *Commit* (protocol 2), and a commit that waits for replicas (protocol 12, `redis.wait-replicas`).
 
+use std::time::Duration;
+
 use ::redis::{Cmd, Value};
 use rsc_core::{Stamp, Write};
 use rsc_protocol::GroupKey;
@@ -8,10 +10,14 @@ use tokio::time::Instant;
 use super::link::Failure;
 use super::scripts::SCRIPTS;
 use super::servers::Lane;
+use super::start_check::is_about_rights;
 use super::{RedisStore, script_call, stamp_texts};
 use crate::fields::Change;
 use crate::meter::{self, Operation};
 use crate::types::{MutexToken, Outcome, Shortfall};
+
+/// How long replicas are waited for that were not there the last time.
+const ONLY_A_LOOK: Duration = Duration::from_millis(20);
 
 /// Keys and arguments of one call of the script.
 struct Call {
@@ -80,6 +86,10 @@ pub(super) async fn commit_replicated(
         .record(started.elapsed().as_secs_f64());
     let (answer, confirmed) = match answer {
         Ok((value, confirmed)) => (Ok(value), confirmed),
+        Err(Failure::Refused(refusal)) if is_about_rights(&refusal) => {
+            let named = store.name_missing_rights(refusal, &SCRIPTS.commit, &call.keys[0]).await;
+            (Err(Failure::Refused(named.about(&call.keys[0]))), 0)
+        }
         Err(failure) => (Err(failure.about(&call.keys[0])), 0),
     };
     let outcome = store.outcome(answer, &call.keys[1], call.stamp);
@@ -95,8 +105,11 @@ async fn send(
     script: Cmd,
     started: Instant,
 ) -> Result<(Value, u32), Failure> {
-    // What is left of the command timeout is for the script and the way.
-    let patience = store.command_timeout / 3;
+    // What is left of the command timeout is for the script, the way, and whoever is before us on this connection. Once a
+    // wait has come short the next ones only look: each blocks a connection that other groups use too.
+    let patience = store.command_timeout / 6;
+    let is_short = store.servers.replicas_are_short(&call.keys[0]);
+    let patience = if is_short { patience.min(ONLY_A_LOOK) } else { patience };
     let mut wait = ::redis::cmd("WAIT");
     wait.arg(store.wait_replicas).arg(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1));
     let key = &call.keys[0];
@@ -115,5 +128,6 @@ async fn send(
         }
         _ => 0,
     };
+    store.servers.note_replicas(key, confirmed < store.wait_replicas);
     Ok((value, confirmed))
 }

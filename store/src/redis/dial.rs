@@ -98,7 +98,8 @@ impl Dialer {
                 Err(error) => Err(error),
             },
             (Endpoint::Tcp(address), Some(tls)) => {
-                let socket = self.socket(address).await.map_err(|error| not_connected(&error, to))?;
+                let socket =
+                    self.socket(address).await.map_err(|error| not_connected(&error, to, self.kind))?;
                 self.log_in(tls.wrap(&address.host, socket, to).await?).await
             }
             (Endpoint::Unix(path), _) => match UnixStream::connect(path).await {
@@ -106,7 +107,7 @@ impl Dialer {
                 Err(error) => Err(error.into()),
             },
         };
-        let (mut connection, driver) = opened.map_err(|error| not_connected(&error, to))?;
+        let (mut connection, driver) = opened.map_err(|error| not_connected(&error, to, self.kind))?;
         self.prepare(&mut connection, to).await?;
         Ok((connection, driver))
     }
@@ -151,12 +152,12 @@ impl Dialer {
             .ignore_errors()
             .query_async(connection)
             .await
-            .map_err(|error| not_connected(&error, to))?;
+            .map_err(|error| not_connected(&error, to, self.kind))?;
         let mut answers = answers.into_iter().skip(1);
         match answers.next() {
             Some(Ok(info)) => self.check_mode(&text(info).unwrap_or_default(), to)?,
             Some(Err(error)) if server_code(&error).as_deref() == Some("NOAUTH") => {
-                return Err(not_connected(&error, to));
+                return Err(not_connected(&error, to, self.kind));
             }
             Some(Err(_)) | None => {}
         }
@@ -207,14 +208,14 @@ impl Dialer {
 }
 
 /// Why no connection came about.
-fn not_connected(error: &RedisError, to: &Endpoint) -> StoreError {
+fn not_connected(error: &RedisError, to: &Endpoint, kind: Kind) -> StoreError {
     let code = server_code(error);
     if code.is_none() && error.kind() != ErrorKind::AuthenticationFailed {
         if let Some(refused) = tls::behind(error, to) {
             return refused;
         }
-        let hint = if error.is_connection_dropped() {
-            ": it hung up; if it wants TLS, the URL begins with rediss://"
+        let hint = if error.is_connection_dropped() && !error.is_connection_refusal() {
+            ": it hung up; if it wants TLS, the URL begins with rediss://; or it has reached maxclients"
         } else {
             ""
         };
@@ -229,13 +230,18 @@ fn not_connected(error: &RedisError, to: &Endpoint) -> StoreError {
         Some("ERR") if said.contains("max number of clients") => {
             StoreError::Refused(format!("{said} ({to})"))
         }
-        _ => StoreError::Misconfigured(format!("{to} refuses the login: {said}: {}", login_remedy(&said))),
+        _ => StoreError::Misconfigured(format!(
+            "{to} refuses the login: {said}: {}",
+            login_remedy(&said, kind)
+        )),
     }
 }
 
 /// What to do about a login that is refused.
-fn login_remedy(said: &str) -> &'static str {
-    if said.contains("DB index") {
+fn login_remedy(said: &str, kind: Kind) -> &'static str {
+    if kind == Kind::Sentinel {
+        "write the sentinels' user and password into redis.urls; redis.password is for the servers they name"
+    } else if said.contains("DB index") {
         "see redis.database and the server's \"databases\""
     } else if said.starts_with("NOAUTH") {
         "set redis.password, and redis.username where ACLs are used"

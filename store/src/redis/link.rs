@@ -24,6 +24,9 @@ use super::sentinel::Sentinels;
 use crate::meter;
 use crate::types::StoreError;
 
+/// What has less time left is not sent: its answer would come too late, and count as a broken connection for everybody.
+const LEAST_TIME: Duration = Duration::from_millis(2);
+
 /// How long a failed attempt to connect stands for the next ones, give or take half of it: a server that is
 /// away or refuses must not get a connection for every request, nor all coordinators' at the same moment.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
@@ -205,7 +208,7 @@ impl Link {
             }
         };
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left < LEAST_TIME {
             return Err(Failure::NotSent(self.unavailable("no connection within the command timeout")));
         }
         let mut connection = live.connection.clone();
@@ -280,7 +283,7 @@ impl Link {
             }
             Err(error) => {
                 if !slot.failure_logged {
-                    tracing::warn!(address = %self.target, %error, "cannot connect to redis; requests go on trying");
+                    tracing::warn!(address = %self.target, %error, "cannot connect to redis");
                 }
                 slot.failure_logged = true;
                 let pause = PAUSE_AFTER_FAILURE.mul_f64(rand::rng().random_range(0.5..1.5));

@@ -11,7 +11,9 @@ pub(super) fn with_remedy(code: &str, said: &str) -> String {
 fn remedy(code: &str) -> Option<&'static str> {
     Some(match code {
         "OOM" => "redis has reached maxmemory: give it more, or remove data; nothing was written",
-        "READONLY" => "the server is a replica: requests go to the master once it is found",
+        "READONLY" => {
+            "the server is a replica: redis.urls must lead to the master (redis.mode sentinel and cluster find it by themselves)"
+        }
         "NOREPLICAS" => "fewer replicas than min-replicas-to-write are there: bring them back",
         "LOADING" => "redis is starting: requests succeed once it has read its data",
         "MISCONF" => "redis cannot save to disk and takes no writes: see its log and disk",

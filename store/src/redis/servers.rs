@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -10,6 +11,9 @@ use super::cluster::Cluster;
 use super::dial::{Dialer, Endpoint};
 use super::link::{Answer, Failure, Link, Target};
 use crate::types::StoreError;
+
+/// Connections for commits that wait for replicas: each is blocked while one of them waits.
+const DURABLE_CONNECTIONS: usize = 8;
 
 /// Which connection of a server a command goes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,14 +32,21 @@ pub(super) struct Node {
     work: Vec<Arc<Link>>,
     monitoring: Arc<Link>,
     durable: Vec<Arc<Link>>,
+    /// The last wait for replicas of this server came short: the next ones only look whether they are back.
+    replicas_are_short: AtomicBool,
 }
 
 impl Node {
     /// Connections that are made when they are first needed.
     pub(super) fn new(dialer: &Arc<Dialer>, target: &Target, connections: usize) -> Self {
         let link = || Arc::new(Link::new(Arc::clone(dialer), target.clone()));
-        let some = || (0..connections).map(|_| link()).collect();
-        Node { work: some(), monitoring: link(), durable: some() }
+        let some = |count| (0..count).map(|_| link()).collect();
+        Node {
+            work: some(connections),
+            monitoring: link(),
+            durable: some(connections.max(DURABLE_CONNECTIONS)),
+            replicas_are_short: AtomicBool::new(false),
+        }
     }
 
     /// All calls that concern one key go through one connection of a lane.
@@ -49,6 +60,11 @@ impl Node {
         key.hash(&mut hasher);
         let at = usize::try_from(hasher.finish() % links.len() as u64).unwrap_or_default();
         &links[at]
+    }
+
+    /// Whether the last wait for its replicas came short.
+    pub(super) fn replicas_are_short(&self) -> &AtomicBool {
+        &self.replicas_are_short
     }
 
     /// All of them.
@@ -122,6 +138,28 @@ impl Servers {
         match self {
             Servers::One(_) => keys.take(1).collect(),
             Servers::Cluster(cluster) => cluster.one_for_each_master(keys),
+        }
+    }
+
+    /// Whether the last wait for replicas of a key's server came short.
+    pub(super) fn replicas_are_short(&self, key: &str) -> bool {
+        match self {
+            Servers::One(node) => node.replicas_are_short().load(Ordering::Relaxed),
+            Servers::Cluster(cluster) => {
+                cluster.known_node(key).is_some_and(|node| node.replicas_are_short().load(Ordering::Relaxed))
+            }
+        }
+    }
+
+    /// Remembers what the last wait for replicas of a key's server has come to.
+    pub(super) fn note_replicas(&self, key: &str, are_short: bool) {
+        match self {
+            Servers::One(node) => node.replicas_are_short().store(are_short, Ordering::Relaxed),
+            Servers::Cluster(cluster) => {
+                if let Some(node) = cluster.known_node(key) {
+                    node.replicas_are_short().store(are_short, Ordering::Relaxed);
+                }
+            }
         }
     }
 

@@ -37,8 +37,12 @@ impl Layout {
         for range in answer.into_sequence().ok()? {
             let mut parts = range.into_sequence().ok()?.into_iter();
             let (first, last) = (slot(parts.next()?)?, slot(parts.next()?)?);
-            let mut nodes = parts.filter_map(|node| address(node, from));
-            let Some(master) = nodes.next() else { continue };
+            if first > last {
+                return None;
+            }
+            // Without an address of its master nobody serves them, whatever its replicas are called.
+            let Some(master) = parts.next().and_then(|node| address(node, from)) else { continue };
+            let nodes = parts.filter_map(|node| address(node, from));
             let mut replicas: Vec<Address> = nodes.map(|node| mappings.reachable(node)).collect();
             replicas.sort();
             ranges.push(SlotRange { first, last, master: mappings.reachable(master), replicas });
@@ -59,8 +63,9 @@ impl Layout {
     }
 
     /// Slots that nobody serves.
-    pub(super) fn unserved(&self) -> u16 {
-        SLOTS.saturating_sub(self.0.iter().map(|range| range.last - range.first + 1).sum())
+    pub(super) fn unserved(&self) -> u32 {
+        let served: u32 = self.0.iter().map(|range| u32::from(range.last - range.first) + 1).sum();
+        u32::from(SLOTS).saturating_sub(served)
     }
 }
 
@@ -127,6 +132,8 @@ mod tests {
         assert_eq!(layout.owner(8192), Some(&Address::new("localhost", 7002)));
         assert_eq!(layout.owner(16_000), Some(&Address::new("localhost", 7002)));
         assert_eq!((layout.owner(16_001), layout.unserved()), (None, 383));
+        let nameless = range(0, 9, vec![node(bulk("?"), 7000), node(bulk("replica"), 7001)]);
+        assert_eq!(Layout::read(Value::Array(vec![nameless]), &from, &mappings), None);
         assert_eq!(layout.ranges()[1].replicas, [Address::new("localhost", 7001)]);
     }
 
@@ -140,6 +147,7 @@ mod tests {
             Value::Array(vec![Value::Int(1)]),
             Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(99_999), node(bulk("a"), 1)])]),
             Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(1), node(bulk("a"), 0)])]),
+            Value::Array(vec![Value::Array(vec![Value::Int(2), Value::Int(1), node(bulk("a"), 1)])]),
         ] {
             assert_eq!(Layout::read(answer.clone(), &from, &Mappings::default()), None, "{answer:?}");
         }

@@ -41,9 +41,13 @@ pub(super) async fn check(store: &RedisStore) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Whether a server refuses for want of a right. Inside scripts Redis 6.2 and 7.0 say so in words only, and name no command.
+/// Whether a server refuses for want of a right. Inside scripts it says so in words only, Redis 6.2 and 7.0 without naming the
+/// command; `rights.lua` looks for the same words.
 pub(super) fn is_about_rights(refusal: &Refusal) -> bool {
-    refusal.code == "NOPERM" || refusal.said.contains("can't run this command")
+    refusal.code == "NOPERM"
+        || ["can't run this command", "ACL failure in script"]
+            .iter()
+            .any(|words| refusal.said.contains(words))
 }
 
 impl RedisStore {
@@ -109,7 +113,7 @@ impl RedisStore {
             }
             Err(Failure::Refused(Refusal { code, said })) if code == "NOPERM" => {
                 Err(StoreError::Misconfigured(format!(
-                    "the user may not run EVALSHA and EVAL on keys {}:*: {said}",
+                    "the user may not run EVALSHA and EVAL on keys {0}:*: {said}: give it ~{0}:* and both commands",
                     self.keys.prefix()
                 )))
             }

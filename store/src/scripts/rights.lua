@@ -6,14 +6,28 @@ local missing = {}
 local function try(name, ...)
   local answer = redis.pcall(name, ...)
   local refused = type(answer) == 'table' and answer.err
-  if refused and (string.find(refused, 'NOPERM', 1, true) or string.find(refused, "can't run this command", 1, true)) then
-    missing[#missing + 1] = name
+  if not refused then
     return ''
   end
-  return refused or ''
+  for _, words in ipairs({ 'NOPERM', "can't run this command", 'ACL failure in script' }) do
+    if string.find(refused, words, 1, true) then
+      missing[#missing + 1] = name
+      return nil
+    end
+  end
+  return refused
 end
 
 local key = KEYS[1]
+-- The first write: a server that takes none refuses it, and later ones of the same script no longer.
+local trouble = try('SET', key, '', 'PX', '1000')
+if trouble == '' then
+  -- On a text these two are refused for the type, and leave nothing behind.
+  try('HSET', key, 'field', 'value')
+  try('SADD', key, 'member')
+end
+try('PEXPIRE', key, '1000')
+try('DEL', key)
 try('TIME')
 try('TYPE', key)
 try('GET', key)
@@ -27,10 +41,4 @@ try('SISMEMBER', key, 'member')
 try('SREM', key, 'member')
 try('XREVRANGE', key, '+', '-', 'COUNT', '1')
 try('XADD', key, 'NOMKSTREAM', '*', 'field', 'value')
--- On a text these two are refused for the type, and leave nothing behind.
-local trouble = try('SET', key, '', 'PX', '1000')
-try('HSET', key, 'field', 'value')
-try('SADD', key, 'member')
-try('PEXPIRE', key, '1000')
-try('DEL', key)
-return { missing, trouble }
+return { missing, trouble or '' }
