@@ -123,7 +123,10 @@ async fn what_goes_wrong_later_degrades_and_heals() {
     assert!(health["reason"].as_str().unwrap().contains("maxmemory"), "{health}");
     command(&redis, &["CONFIG", "SET", "maxmemory", "0"]).await;
     assert_eq!(api.heartbeat(&group, &heartbeat("o")).await.status, rsc_protocol::Status::Ok);
-    assert_eq!(api.get("/coord/v1/monitoring/health").await.success()["status"], "UP");
+    wait_until("health says so", async || {
+        api.get("/coord/v1/monitoring/health").await.success()["status"] == "UP"
+    })
+    .await;
 
     // The master becomes a replica of nobody that is there, and a master again.
     command(&redis, &["REPLICAOF", "127.0.0.1", "1"]).await;

@@ -118,7 +118,6 @@ async fn a_dead_replica_holds_up_no_lease_of_many_groups() {
         // Who reads gives two back, who joins gets nothing.
         assert_eq!(owned, if id == "a" { 2 } else { 0 });
     }
-    assert!(!daemon.log().contains("the answer to a commit was lost"), "{}", daemon.log());
     // Whoever joins starts with nothing, whatever it claims to read.
     let group = rsc_protocol::GroupKey::new("orders0", "orders0").unwrap();
     let mut claims = support::heartbeat("c");

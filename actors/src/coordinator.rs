@@ -92,7 +92,7 @@ impl Coordinator {
     /// How many groups of this process have commits that too few replicas have (`redis.wait-replicas`).
     #[must_use]
     pub fn unreplicated_groups(&self) -> usize {
-        self.shared.unreplicated.count()
+        self.shared.unreplicated.count(self.shared.lease())
     }
 
     /// A member's heartbeat (protocol 4).

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rsc_core::{Command, Reply};
 use rsc_protocol::heartbeat::{HeartbeatRequest, HeartbeatResponse, ShardRef};
@@ -13,14 +14,14 @@ use crate::meter;
 
 /// The groups of this process whose last commits too few replicas have, for people.
 #[derive(Debug, Default)]
-pub(crate) struct Unreplicated(Mutex<BTreeMap<GroupKey, Shortfall>>);
+pub(crate) struct Unreplicated(Mutex<BTreeMap<GroupKey, Instant>>);
 
 impl Unreplicated {
     /// Notes what the last commit of a group has come to.
     pub(crate) fn note(&self, group: &GroupKey, shortfall: Option<Shortfall>) {
         let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = match shortfall {
-            Some(shortfall) => groups.insert(group.clone(), shortfall).is_none(),
+            Some(_) => groups.insert(group.clone(), Instant::now()).is_none(),
             None => groups.remove(group).is_some(),
         };
         meter::unreplicated_groups(groups.len());
@@ -36,7 +37,7 @@ impl Unreplicated {
         }
     }
 
-    /// The group is gone, or somebody else's.
+    /// The group is gone.
     pub(crate) fn forget(&self, group: &GroupKey) {
         let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if groups.remove(group).is_some() {
@@ -44,9 +45,12 @@ impl Unreplicated {
         }
     }
 
-    /// Their number.
-    pub(crate) fn count(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    /// The number of those that were found so within `age`: what this instance no longer serves it knows nothing of.
+    pub(crate) fn count(&self, age: Duration) -> usize {
+        let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|_, at| at.elapsed() <= age);
+        meter::unreplicated_groups(groups.len());
+        groups.len()
     }
 }
 

@@ -189,10 +189,6 @@ fn load(shared: &Shared, group: &GroupKey, memory: &mut Memory, fields: &RawFiel
             memory.known = Some(loaded);
             memory.exists = true;
             memory.maybe_unreplicated = true;
-            if std::mem::take(&mut memory.replicas_are_short) {
-                // Another instance is at work; this one says so again if it finds the same.
-                shared.unreplicated.forget(group);
-            }
             Stored::Known { has_ttl }
         }
         Err(LoadError::Collision { .. }) => Stored::Collision,

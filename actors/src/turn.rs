@@ -222,7 +222,12 @@ async fn attempt(
 ) -> Attempt {
     let section = match bench.enter(memory).await {
         Ok(section) => section,
-        Err(failure) => return Attempt::Failed(failure),
+        Err(failure) => {
+            if let Failure::Store(error) = &failure {
+                bench.shared.write_trouble.note(error);
+            }
+            return Attempt::Failed(failure);
+        }
     };
     let Section { token, now, state, since } = section;
     let has_ttl = match state {
