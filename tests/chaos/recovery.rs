@@ -56,6 +56,13 @@ impl Recovery {
         looks[first..].iter().find(|look| look.is_well).map(|look| look.ended_us)
     }
 
+    /// Whether all was well right before this instant.
+    pub(crate) fn was_well(&self, at_us: u64) -> bool {
+        let looks = self.looks.lock().unwrap();
+        let next = looks.partition_point(|look| look.ended_us < at_us);
+        next > 0 && looks[next - 1].is_well
+    }
+
     /// For how long all was well, of how long in all.
     pub(crate) fn well_share(&self) -> f64 {
         let looks = self.looks.lock().unwrap();

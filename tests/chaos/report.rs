@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::checker::{Excuse, Verdict};
-use super::killer::{Deeds, Fault};
+use super::killer::{Deeds, Fault, Strike};
 use super::lineage::Loss;
 use super::log::Notes;
 use super::plan::{CLIENTS, DOWN_AFTER, HEARTBEAT, LEASE, MUTEX_TTL, Plan, SHARDS};
@@ -122,38 +122,48 @@ fn safety(text: &mut String, outcome: &Outcome<'_>) {
     }
 }
 
+/// One row: of how many times the figures are.
+fn row(text: &mut String, name: &str, mut times: Vec<u64>) {
+    times.sort_unstable();
+    if let (Some(min), Some(max)) = (times.first(), times.last()) {
+        let at = |share: usize| seconds(times[(times.len() * share / 100).min(times.len() - 1)]);
+        let (min, max, count) = (seconds(*min), seconds(*max), times.len());
+        let _ = writeln!(
+            text,
+            "| {name} | {count} | {min:.2} s | {:.2} s | {:.2} s | {max:.2} s |",
+            at(50),
+            at(99)
+        );
+    }
+}
+
 fn recovery(text: &mut String, outcome: &Outcome<'_>) {
-    let mut by_fault: BTreeMap<Fault, Vec<u64>> = BTreeMap::new();
+    let Outcome { recovery, deeds, .. } = outcome;
+    let mut alone: BTreeMap<Fault, Vec<u64>> = BTreeMap::new();
     let mut all = Vec::new();
-    for strike in &outcome.deeds.strikes {
-        if let Some(well_us) = outcome.recovery.after(strike.in_force_us) {
-            by_fault.entry(strike.fault).or_default().push(well_us - strike.at_us);
-            all.push(well_us - strike.at_us);
+    for (index, strike) in deeds.strikes.iter().enumerate() {
+        let Some(well_us) = recovery.after(strike.in_force_us) else { continue };
+        let time_us = well_us - strike.at_us;
+        all.push(time_us);
+        let is_other =
+            |(other, next): (usize, &Strike)| other != index && (strike.at_us..well_us).contains(&next.at_us);
+        if recovery.was_well(strike.at_us) && !deeds.strikes.iter().enumerate().any(is_other) {
+            alone.entry(strike.fault).or_default().push(time_us);
         }
     }
     let _ = write!(
         text,
         "## Recovery\n\n\
          From a fault until the group is `STABLE`, no correction round is on, and each shard is read by one client that runs and can be \
-         heard. Where others struck before that, their time is part of it. All was well for {:.1} % of the time.\n\n\
+         heard. Each kind is shown where it struck alone: all was well before, and nothing else struck before all was well again. All was \
+         well for {:.1} % of the time.\n\n\
          | fault | times | min | median | p99 | max |\n| --- | --: | --: | --: | --: | --: |\n",
-        outcome.recovery.well_share() * 100.0
+        recovery.well_share() * 100.0
     );
-    let rows = by_fault.into_iter().map(|(fault, times)| (format!("{fault:?}"), times));
-    for (name, mut times) in rows.chain([("**all**".to_owned(), all)]) {
-        times.sort_unstable();
-        if let (Some(min), Some(max)) = (times.first(), times.last()) {
-            let at = |share: usize| seconds(times[(times.len() * share / 100).min(times.len() - 1)]);
-            let (min, max) = (seconds(*min), seconds(*max));
-            let _ = writeln!(
-                text,
-                "| {name} | {} | {min:.2} s | {:.2} s | {:.2} s | {max:.2} s |",
-                times.len(),
-                at(50),
-                at(99)
-            );
-        }
+    for (fault, times) in alone {
+        row(text, &format!("{fault:?}"), times);
     }
+    row(text, "**all, whatever else struck**", all);
     text.push('\n');
 }
 
