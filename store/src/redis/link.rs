@@ -162,6 +162,14 @@ impl Link {
         self.ready(deadline).await.map(|_| ()).map_err(Failure::into_error)
     }
 
+    /// A failure to connect no longer stands for the next request.
+    pub(super) fn forget_failure(&self) {
+        let mut slot = self.slot();
+        if matches!(slot.state, State::Failed { .. }) {
+            slot.state = State::Unconnected;
+        }
+    }
+
     /// Gives up a connection that leads elsewhere than to `endpoint`; `true` if there was one.
     pub(super) fn give_up_unless(&self, endpoint: &Endpoint) -> bool {
         let mut slot = self.slot();

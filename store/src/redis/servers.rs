@@ -163,6 +163,13 @@ impl Servers {
         }
     }
 
+    /// Failures to connect no longer stand for the next requests.
+    pub(super) fn forget_failures(&self) {
+        if let Servers::One(node) = self {
+            node.links().for_each(|link| link.forget_failure());
+        }
+    }
+
     /// Connects to every master, or says what keeps it from that.
     pub(super) async fn connect(&self, deadline: Instant) -> Result<(), StoreError> {
         match self {

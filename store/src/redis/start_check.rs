@@ -21,6 +21,13 @@ const MOST_PROBES: u32 = 1_000;
 /// Leaves nothing behind: the key it probes with is gone at the end of the script, or after a second for a user who may not
 /// delete.
 pub(super) async fn check(store: &RedisStore) -> Result<(), StoreError> {
+    let result = look(store).await;
+    // Whoever comes first after the start is not to be refused for what was so before it.
+    store.servers.forget_failures();
+    result
+}
+
+async fn look(store: &RedisStore) -> Result<(), StoreError> {
     let deadline = Instant::now() + store.connect_timeout + store.command_timeout;
     store.servers.connect(deadline).await?;
     for key in store.probe_keys() {
